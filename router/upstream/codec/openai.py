@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from router.base.errors import InvalidRequest
 from router.upstream.codec import embeddings, pipelines
 from router.upstream.codec.dialect import OVERSPILL, Dialect
+from router.upstream.codec.refusals import COMPLETIONS_PATH
 from router.upstream.codec.tools import message_of, tool_fields
 from router.values.prompt import ChatPrompt, TextPrompt
 from router.values.request import InferenceRequest, Objective
@@ -23,7 +24,6 @@ from router.wire.openai import passed
 from router.wire.promise import objective_headers
 
 CHAT_PATH = "/v1/chat/completions"
-COMPLETIONS_PATH = "/v1/completions"
 
 
 class HttpRequest(msgspec.Struct, frozen=True):

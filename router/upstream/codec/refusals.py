@@ -29,6 +29,9 @@ from router.base.errors import (
 )
 from router.base.json_input import UNREADABLE
 from router.wire import headers as wire_headers
+from router.wire.openai.passed import TOKENIZER_PATH
+
+COMPLETIONS_PATH = "/v1/completions"
 
 
 def counted(told: Any, least: int, most: int) -> int | None:
@@ -67,14 +70,32 @@ class _ErrorBody(msgspec.Struct):
 _OVERFLOW = re.compile(r"maximum context length|longer than the model's context|available context size", re.IGNORECASE)
 
 
-def not_offered(path: str, status: int, who: str) -> InvalidRequest | None:
+# Of a page that is there; what else is said with 404 speaks of the page.
+_NO_SUCH_MODEL = re.compile(r"\bmodel\b.*(does not exist|not found|not loaded|no access)", re.IGNORECASE | re.DOTALL)
+
+
+_OF_PAGES: Mapping[str, str] = {
+    COMPLETIONS_PATH: "ask it by /v1/chat/completions, or name a model whose server has it",
+    TOKENIZER_PATH: "vLLM has it with --enable-tokenizer-info-endpoint",
+}
+"""Pages that not every server has, and what a caller can do about it."""
+
+
+class PageMissing(InvalidRequest):
+    """The server does not have what this kind of request goes to. It is well, and serves other kinds."""
+
+
+def not_offered(path: str, status: int, body: bytes, who: str) -> PageMissing | None:
     """Return the refusal of a page that only some servers have, where a status says that this one has not.
 
     Such a server is well, and whether it has the page is its operator's choice.
     """
-    if status not in {404, 405}:
+    if path not in _OF_PAGES or status not in {404, 405}:
         return None
-    return InvalidRequest(f"{who} has no {path} (HTTP {status}); vLLM has it with --enable-tokenizer-info-endpoint")
+    told = _told(body)
+    if told.code == ModelNotFound.code or _NO_SUCH_MODEL.search(told.message):
+        return None
+    return PageMissing(f"{who} has no {path} (HTTP {status}); {_OF_PAGES[path]}")
 
 
 def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str) -> OverspillError:

@@ -17,9 +17,10 @@ from router.base.errors import (
     ReplicaUnreachable,
     Unavailable,
 )
+from router.upstream.codec.dialect import OVERSPILL
 from router.upstream.codec.events import origin_of
 from router.upstream.codec.packing import packed
-from router.upstream.codec.refusals import decode_error, not_offered
+from router.upstream.codec.refusals import COMPLETIONS_PATH, decode_error, not_offered
 from router.upstream.exchange.answer import OpenStream
 from router.upstream.exchange.call import UpstreamRequest, remaining
 from router.upstream.http.silence import Bound, LostNews, SilentError
@@ -34,7 +35,6 @@ from router.upstream.http.transport import (
     UnsendableError,
 )
 from router.values.chunk import Origin
-from router.values.task import PassedCall
 from router.wire import load as wire_load
 from router.wire import names as wire_names
 
@@ -157,7 +157,7 @@ async def send_request(
     came_s = clock.now_s()
     elapsed_s = came_s - began_s - trace.connect_s
     if response.status != 200:
-        raise await _refusal(response, call, lost)
+        raise await _refusal(response, call, sent.path.partition("?")[0], lost)
     return response, TransferSample(
         transfer_s=max(0.0, elapsed_s - _spent_there_s(response.headers.get("server-timing", ""))),
         sent_bytes=len(sent.body),
@@ -168,7 +168,7 @@ async def send_request(
     )
 
 
-async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) -> OverspillError:
+async def _refusal(response: Response, call: UpstreamRequest, path: str, lost: LostNews) -> OverspillError:
     try:
         with Bound(lost, _ERROR_BODY_S):
             body = await _read_some(response, _MAX_ERROR_BYTES)
@@ -176,11 +176,10 @@ async def _refusal(response: Response, call: UpstreamRequest, lost: LostNews) ->
         body = b""  # the status says enough
     finally:
         response.close()
-    asked = call.request.prompt
-    if isinstance(asked, PassedCall) and asked.method == "GET":
-        missing = not_offered(asked.path, response.status, call.who)
-        if missing is not None:
-            return missing
+    always_there = path == COMPLETIONS_PATH and call.dialect is OVERSPILL
+    missing = None if always_there else not_offered(path, response.status, body, call.who)
+    if missing is not None:
+        return missing
     decode = decode_error if call.codec is None else call.codec.decode_error
     return decode(response.status, response.headers, body, call.who)
 

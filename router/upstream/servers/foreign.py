@@ -18,13 +18,13 @@ from router.base.errors import InvalidRequest, OverspillError
 from router.base.timers import end, within
 from router.signals.link import Link
 from router.upstream.exchange.replica import UpstreamReplica
-from router.upstream.servers.abilities import refuses_media
+from router.upstream.servers.lessons import Lessons, teaches
 from router.upstream.servers.polled import PolledServer, ServerOptions
 from router.upstream.servers.speed import measure_speed
-from router.upstream.servers.text_alone import TextAlone
 from router.upstream.settings import BackendModel, BackendSettings
 from router.upstream.source import SourceHooks
 from router.values.feature import MEDIA, NOTHING, Feature
+from router.values.prompt import ChatPrompt
 from router.values.replica import Place, ReplicaInfo, SpeedPrior
 from router.values.request import InferenceRequest
 from router.values.task import GENERATES, Task
@@ -34,6 +34,7 @@ log = structlog.get_logger("router.gateway")
 
 _ASSUMED = SpeedPrior(500.0, 30.0, source="assumed: neither configured nor measured")
 _ASSUMED_CONTEXT_TOKENS = 4096
+_OF_COMPLETIONS = frozenset({Feature.COMPLETIONS, Feature.PROMPT_IDS, Feature.CONTINUED_IDS})
 _WARM_UP_S = 120.0  # measuring may take so long; a server may load its model meanwhile
 
 Places = Callable[[str], Place | None]
@@ -98,7 +99,7 @@ class ForeignServer(PolledServer):
         self._speeds: dict[str, SpeedPrior] = {}
         self._measuring: asyncio.Task[None] | None = None
         self._served_as: dict[str, str] = {}
-        self._text_alone = TextAlone(clock)
+        self._lessons = Lessons(clock)
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def __aexit__(
@@ -108,37 +109,43 @@ class ForeignServer(PolledServer):
         await super().__aexit__(kind, error, trace)
 
     def refused(self, info: ReplicaInfo, request: InferenceRequest, error: InvalidRequest) -> None:
-        """Ask whether a model takes text alone, where its refusal of an image or a sound says so."""
-        media = request.wants & MEDIA & info.offers
-        if media and refuses_media(error.message) and self._text_alone.may_ask(info.variant):
-            self._ask_media(info, media)
+        """Ask whether a model does not do at all what its refusal speaks of: images, sounds, raw completions."""
+        used = request.wants & MEDIA & info.offers
+        if not isinstance(request.prompt, ChatPrompt):
+            used |= {Feature.COMPLETIONS} - info.lacks
+        doubted = frozenset(feature for feature in used if teaches(feature, error))
+        if doubted and self._lessons.may_ask(info.variant):
+            self._ask_for(info, doubted)
 
-    def _ask_media(self, info: ReplicaInfo, media: frozenset[Feature]) -> None:
+    def _ask_for(self, info: ReplicaInfo, features: frozenset[Feature]) -> None:
         if info.variant not in self._asking:
             self._asking[info.variant] = asyncio.create_task(
-                self._asked_media(info, media), name=f"ask {self.name} for media"
+                self._asked_for(info, features), name=f"ask {self.name} what it does"
             )
 
-    async def _asked_media(self, info: ReplicaInfo, media: frozenset[Feature]) -> None:
-        """Ask a model what it takes, and let the router know where that is something else than before."""
-        lessons = self._text_alone
-        before = lessons.refuses(info.variant)
+    async def _asked_for(self, info: ReplicaInfo, features: frozenset[Feature]) -> None:
+        """Ask a model what it does, and let the router know where that is something else than before."""
+        before = self._lessons.refuses(info.variant)
         try:
-            await within(_WARM_UP_S, lessons.ask(UpstreamReplica(info, self), media))
+            await within(_WARM_UP_S, self._lessons.ask(UpstreamReplica(info, self), features))
         except (OverspillError, asyncio.TimeoutError) as error:
             log.info("backend does not say what it takes", backend=self.name, model=info.variant, why=str(error))
         except Exception:  # the task boundary
-            log.exception("asking for media crashed", backend=self.name, model=info.variant)
+            log.exception("asking a backend crashed", backend=self.name, model=info.variant)
         finally:
             del self._asking[info.variant]
-        after = lessons.refuses(info.variant)
+        after = self._lessons.refuses(info.variant)
         if after == before:
             return
         refused = sorted(feature.value for feature in after)
         log.info("backend takes", backend=self.name, model=info.variant, refuses=refused or "nothing")
         self._take(
             [
-                dataclasses.replace(known, offers=(known.offers | before) - after)
+                dataclasses.replace(
+                    known,
+                    offers=(known.offers | before & MEDIA) - after,
+                    lacks=(known.lacks - _by_page(before)) | _by_page(after),
+                )
                 if known.variant == info.variant
                 else known
                 for known in (replica.info for replica in self._replicas)
@@ -167,7 +174,7 @@ class ForeignServer(PolledServer):
             self._declared.add(variant)
         tasks = model.does or served.does
         offers = served.offers if model.takes is None else served.offers - MEDIA | model.takes
-        offers -= self._text_alone.refuses(variant)
+        refused = self._lessons.refuses(variant)
         decode = model.decode_tokens_per_s or (None if Task.GENERATE in tasks else _ASSUMED.decode_tokens_per_s)
         if model.prefill_tokens_per_s and decode:
             self._speeds.setdefault(variant, SpeedPrior(model.prefill_tokens_per_s, decode, source="configured"))
@@ -184,17 +191,17 @@ class ForeignServer(PolledServer):
             prior=self._speeds.get(variant, _ASSUMED),
             device=settings.device or served.device or self.endpoint,
             backend=settings.name,
-            lacks=served.lacks,
+            lacks=served.lacks | _by_page(refused),
             version=settings.version,
             tasks=tasks,
-            offers=offers,
+            offers=offers - refused,
         )
 
     def _publish(self, infos: Sequence[ReplicaInfo]) -> None:
         """Let the router know the models: at once, or when those of which no speed is known were measured."""
         for info in infos:
-            if again := self._text_alone.due(info.variant):
-                self._ask_media(info, again)
+            if again := self._lessons.due(info.variant):
+                self._ask_for(info, again)
         measured = [info for info in infos if self._settings.warm_up and Task.GENERATE in info.tasks]
         slow = [info for info in measured if info.variant not in self._speeds]
         if not slow:
@@ -221,6 +228,11 @@ class ForeignServer(PolledServer):
 
     def _has_measured(self) -> None:
         """Hear that all speeds are known, before the router does."""
+
+
+def _by_page(refused: frozenset[Feature]) -> frozenset[Feature]:
+    """Return what a server lacks whose page of completions is not there."""
+    return _OF_COMPLETIONS if Feature.COMPLETIONS in refused else NOTHING
 
 
 def _short(served: str) -> str:

@@ -1,7 +1,7 @@
-"""Which models of a server take text alone: asked with an image or a sound of our own, and asked again later.
+"""What models of a server turn out not to do: images, sounds, raw completions; asked by ourselves, and again later.
 
 A caller's refusal is only the occasion. What it says may be of that one request, or in that request's own words, and a
-lesson from it would keep everybody's images away.
+lesson from it would keep everybody's images away. Completions go by a page of their own, which hosted APIs often lack.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import orjson
 
 from router.base.clock import Clock
 from router.base.errors import InvalidRequest
+from router.upstream.codec.refusals import PageMissing
 from router.upstream.servers.abilities import refuses_media
 from router.values.feature import NOTHING, Feature
-from router.values.prompt import ChatPrompt, MediaPart, Message
+from router.values.prompt import ChatPrompt, MediaPart, Message, TextPrompt
 from router.values.replica import Replica
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
@@ -31,7 +32,7 @@ _QUESTION = "What is this?"
 _PROMPT_TOKENS = 600
 
 
-class TextAlone:
+class Lessons:
     """What is known of the models of one server."""
 
     def __init__(self, clock: Clock) -> None:
@@ -40,7 +41,7 @@ class TextAlone:
         self._asked_at_s: dict[str, float] = {}
 
     def refuses(self, variant: str) -> frozenset[Feature]:
-        """Return which media a model does not take."""
+        """Return what a model does not do."""
         return self._lessons.get(variant, NOTHING)
 
     def may_ask(self, variant: str) -> bool:
@@ -53,32 +54,36 @@ class TextAlone:
         aged = self._clock.now_s() - self._asked_at_s.get(variant, 0.0) >= _HOLDS_S
         return self.refuses(variant) if aged else NOTHING
 
-    async def ask(self, replica: Replica, media: frozenset[Feature]) -> None:
-        """Ask a model whether it takes media, and learn from its answer, whichever it is.
+    async def ask(self, replica: Replica, features: frozenset[Feature]) -> None:
+        """Ask a model for each of these, and learn from its answer, whichever it is.
 
         Raises:
             OverspillError: it says nothing, and nothing is learnt.
         """
         variant = replica.info.variant
         self._asked_at_s[variant] = self._clock.now_s()
-        for kind in sorted(media, key=lambda feature: feature.value):
+        for kind in sorted(features, key=lambda feature: feature.value):
             known = self.refuses(variant)
             try:
                 await _answered(replica, kind, self._clock)
             except InvalidRequest as error:
-                if refuses_media(error.message):
+                if teaches(kind, error):
                     self._lessons[variant] = known | {kind}
             else:
                 self._lessons[variant] = known - {kind}
 
 
+def teaches(feature: Feature, error: InvalidRequest) -> bool:
+    """Whether a refusal may mean that a model does not do this at all."""
+    return isinstance(error, PageMissing) if feature is Feature.COMPLETIONS else refuses_media(error.message)
+
+
 async def _answered(replica: Replica, kind: Feature, clock: Clock) -> None:
-    """Put a question with an image or a sound in it, and wait for one token."""
-    message = Message("user", _QUESTION, parts=(_QUESTION, MediaPart(kind, _written(kind))))
+    """Put a question of this kind, and wait for one token."""
     request = InferenceRequest(
-        request_id=f"takes-{kind.value}",
+        request_id=f"takes-{kind.value.replace(' ', '-')}",
         model=replica.info.variant,
-        prompt=ChatPrompt((message,), media=frozenset({kind})),
+        prompt=TextPrompt(_QUESTION) if kind is Feature.COMPLETIONS else _shown(kind),
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
         objective=Objective(),
         prompt_tokens=_PROMPT_TOKENS,
@@ -87,6 +92,11 @@ async def _answered(replica: Replica, kind: Feature, clock: Clock) -> None:
     async with contextlib.aclosing(replica.generate(request)) as stream:
         async for _ in stream:
             pass
+
+
+def _shown(kind: Feature) -> ChatPrompt:
+    message = Message("user", _QUESTION, parts=(_QUESTION, MediaPart(kind, _written(kind))))
+    return ChatPrompt((message,), media=frozenset({kind}))
 
 
 def _written(kind: Feature) -> bytes:

@@ -1,4 +1,4 @@
-"""What is learnt of models that take text alone: from a question of our own, and for a while."""
+"""What is learnt of what models do not do: from a question of our own, and for a while."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 
 from router.base.errors import InvalidRequest, ReplicaUnreachable
-from router.upstream.servers.text_alone import TextAlone
+from router.upstream.codec.refusals import PageMissing
+from router.upstream.servers.lessons import Lessons
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.feature import Feature
-from router.values.prompt import ChatPrompt, MediaPart
+from router.values.prompt import ChatPrompt, MediaPart, TextPrompt
 from router.values.replica import ReplicaSnapshot
 from router.values.request import InferenceRequest
 from tests.support.clocks import VirtualClock
@@ -40,6 +41,11 @@ class Model:
         return ReplicaSnapshot(self.info, available=True, slots=1)
 
     async def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        if isinstance(request.prompt, TextPrompt):
+            if self.error is not None:
+                raise self.error
+            yield TokenChunk("It", 1, FinishReason.LENGTH)
+            return
         assert isinstance(request.prompt, ChatPrompt)
         _, part = request.prompt.messages[0].parts
         assert isinstance(part, MediaPart)
@@ -51,7 +57,7 @@ class Model:
 
 async def test_what_it_is_shown_is_an_image_and_a_sound() -> None:
     model = Model()
-    await TextAlone(VirtualClock()).ask(model, BOTH)
+    await Lessons(VirtualClock()).ask(model, BOTH)
     told = {part.kind: json.loads(part.written) for part in model.shown}
     url = told[IMAGES]["image_url"]["url"]
     with Image.open(io.BytesIO(b64decode(url.removeprefix("data:image/png;base64,")))) as square:
@@ -62,7 +68,7 @@ async def test_what_it_is_shown_is_an_image_and_a_sound() -> None:
 
 async def test_a_lesson_ages_and_a_success_ends_it() -> None:
     clock, model = VirtualClock(), Model()
-    lessons = TextAlone(clock)
+    lessons = Lessons(clock)
     assert lessons.may_ask("m")
     await lessons.ask(model, BOTH)
     assert lessons.refuses("m") == BOTH
@@ -75,10 +81,25 @@ async def test_a_lesson_ages_and_a_success_ends_it() -> None:
     assert lessons.refuses("m") == {AUDIO}
 
 
+async def test_a_page_that_is_not_there_is_asked_for_again() -> None:
+    clock, model = VirtualClock(), Model()
+    lessons, raw = Lessons(clock), frozenset({Feature.COMPLETIONS})
+    await lessons.ask(model, raw)
+    assert not lessons.refuses("m"), "what it said is of something else"
+    model.error = PageMissing("m has no /v1/completions")
+    await lessons.ask(model, raw)
+    assert lessons.refuses("m") == raw
+    clock.pass_s(601)
+    assert lessons.due("m") == raw
+    model.error = None
+    await lessons.ask(model, raw)
+    assert not lessons.refuses("m")
+
+
 @pytest.mark.parametrize("error", [InvalidRequest("the image is too small"), ReplicaUnreachable("gone")])
 async def test_what_says_nothing_of_the_model_teaches_nothing(error: Exception) -> None:
     clock, model = VirtualClock(), Model()
-    lessons = TextAlone(clock)
+    lessons = Lessons(clock)
     model.error = error
     for known in (frozenset(), BOTH):
         lessons._lessons["m"] = known
