@@ -154,6 +154,7 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False):
         credits: requests that its tier lets this one send now, shared by all its replicas. They take the place of free
             slots: it counts what others send too, and how long its queue may be. None where it issues none.
         credit_in_s: seconds until the next credit is expected, where there is none.
+        engines: among which its tier spreads what is sent here; a prompt holds up what runs on its own alone.
     """
 
     info: ReplicaInfo
@@ -169,6 +170,7 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False):
     back_in_s: float = 0.0
     credits: int | None = None
     credit_in_s: float = 0.0
+    engines: int = 1
 
 
 class Replica(Protocol):

@@ -23,6 +23,7 @@ FORMAT_HEADER = "endpoint-load-metrics-format"
 
 _FIGURES = ("slots", "running", "queued", "queued_prefill_tokens", "pending_decode_tokens")
 _KV_FREE = "kv_free_tokens"
+_ENGINES = "engines"
 _SEPARATOR = "|"
 _MAX_REPORT_CHARS = 64 * 1024
 _MAX_FIGURE = 10**9
@@ -33,6 +34,7 @@ class VariantLoad(msgspec.Struct, frozen=True):
 
     Attributes:
         kv_free_tokens: the most of any of its replicas: a prompt has to fit one of them. None where none knows.
+        engines: that serve it now, each with slots of its own; 1 where nothing is told.
     """
 
     variant: str
@@ -43,6 +45,7 @@ class VariantLoad(msgspec.Struct, frozen=True):
     queued_prefill_tokens: int = 0
     pending_decode_tokens: int = 0
     kv_free_tokens: int | None = None
+    engines: int = 1
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -93,7 +96,14 @@ def _add(load: VariantLoad, snapshot: ReplicaSnapshot) -> VariantLoad:
         queued_prefill_tokens=load.queued_prefill_tokens + snapshot.queued_prefill_tokens,
         pending_decode_tokens=load.pending_decode_tokens + snapshot.pending_decode_tokens,
         kv_free_tokens=_most(load.kv_free_tokens, snapshot.kv_free_tokens if snapshot.available else None),
+        engines=_engines(load, snapshot),
     )
+
+
+def _engines(load: VariantLoad, snapshot: ReplicaSnapshot) -> int:
+    if not snapshot.available:
+        return load.engines
+    return snapshot.engines + (load.engines if load.available else 0)
 
 
 def _most(one: int | None, other: int | None) -> int | None:
@@ -115,6 +125,8 @@ def encode_orca(report: LoadReport) -> str:
                 named[f"{load.variant}{_SEPARATOR}{figure}"] = value
         if load.kv_free_tokens is not None:  # none free is news, and not the same as not known
             named[f"{load.variant}{_SEPARATOR}{_KV_FREE}"] = load.kv_free_tokens
+        if load.engines > 1:
+            named[f"{load.variant}{_SEPARATOR}{_ENGINES}"] = load.engines
     if report.grant is not None:
         named.update(grant_metrics(report.grant))
     body: dict[str, object] = {"named_metrics": named}
@@ -169,5 +181,6 @@ def _variant(name: str, figures: dict[str, int]) -> VariantLoad:
         variant=name,
         available=figures.get("available", 0) > 0,
         kv_free_tokens=figures.get(_KV_FREE),
+        engines=max(figures.get(_ENGINES, 1), 1),
         **{figure: figures.get(figure, 0) for figure in _FIGURES},
     )

@@ -71,6 +71,7 @@ class FakeReplica:
     info: ReplicaInfo
     clock: VirtualClock
     slots: int = 4
+    engines: int = 1
     slower: float = 1.0
     link: LinkSnapshot | None = None
     available: bool = True
@@ -105,6 +106,7 @@ class FakeReplica:
             info=self.info,
             available=self.available,
             slots=self.slots,
+            engines=self.engines,
             running=self._running + self.others,
             queued=self.open - self._running,
             pending_decode_tokens=sum(self._left.values()) + self.others * self.answer_tokens,

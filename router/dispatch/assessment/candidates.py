@@ -99,7 +99,7 @@ def _candidates(
             if beside is None:
                 names = [view.name, *[sibling.info.replica_id for sibling in view.siblings]]
                 beside = running[info.device_key] = AtStake(signals.in_flight.on(names), now_s)
-            at_stake = beside.lost(prediction.prefill_s, priority)
+            at_stake = beside.lost(prediction.prefill_s, priority) / view.snapshot.engines
         candidates.append(
             Candidate(
                 info,

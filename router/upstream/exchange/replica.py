@@ -171,6 +171,7 @@ class UpstreamReplica:
             pending_decode_tokens=max(0, load.pending_decode_tokens - ours.ended_tokens) + unseen.left_tokens,
             age_s=max(0.0, self._tier.clock.now_s() - reported.at_s),
             kv_free_tokens=self._kv_free_tokens(load),
+            engines=load.engines,
             why=why,
             back_in_s=condition.back_in_s if why else 0.0,
             credits=self._tier.credits.available(),

@@ -53,6 +53,16 @@ async def test_it_begins_at_once_where_they_can_wait_or_it_is_short() -> None:
             assert waited_ms(await beside(w, deadline_s, prompt_tokens=prompt_tokens)) == 0.0
 
 
+async def test_of_many_engines_behind_one_replica_it_holds_up_one() -> None:
+    async with world(remote=False) as w:
+        w.dispatcher.set_replicas([w.local])
+        w.local.engines = 8
+        record = await beside(w, 2.6, prompt_tokens=1000)
+        assert waited_ms(record) == 0.0
+        (row,) = record["candidates"]
+        assert 0.0 < row["at_stake"] <= 1 / 8, "one in eight is on that engine"
+
+
 async def test_the_rest_of_a_broken_answer_does_not_wait() -> None:
     async with world(remote=False) as w:
         w.dispatcher.set_replicas([w.local])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
 from router.upstream.codec.events import origin_of
@@ -28,6 +29,7 @@ variant_load = st.builds(
     queued=count,
     queued_prefill_tokens=count,
     pending_decode_tokens=count,
+    engines=st.integers(1, 10**4),
 )
 seconds = st.integers(0, 10**7).map(lambda n: n / 1000)
 grants = st.builds(Grant, credits=st.integers(0, 10**6), for_s=seconds, again_s=seconds, wait_s=seconds)
@@ -46,6 +48,16 @@ def test_a_report_survives_the_header(report: LoadReport) -> None:
     assert value.isascii()
     assert value.startswith("JSON {")
     assert decode_orca(value) == report
+
+
+def test_the_engines_of_a_tier_add_up_where_they_are_available() -> None:
+    one = ReplicaSnapshot(replica_info("m"), available=True, slots=4)
+    snapshots = [one, replace(one, engines=3), replace(one, available=False)]
+    (load,) = summarise(snapshots).variants
+    assert load.engines == 4
+    (none,) = summarise(snapshots[2:]).variants
+    told = encode_orca(summarise([one, *snapshots[2:]]))
+    assert (none.engines, "engines" in told) == (1, False), "one is what an older tier means by nothing"
 
 
 @pytest.mark.parametrize(
