@@ -39,7 +39,8 @@ from router.values.settings import RouterSettings
 
 EDGE_SLOTS, CLOUD_SLOTS = 4, 8
 """`kv_slots` and `max_running` of `examples.demo.stack`."""
-SEEDS = 5
+SEEDS = 20
+"""Simulations are cheap: the 95th percentile of 300 first tokens alone differs by 5 % from seed to seed."""
 SLICE = 7
 LEARN_S = 45.0
 WITHIN = 0.10

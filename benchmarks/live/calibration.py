@@ -2,6 +2,8 @@
 
     first token = fixed + prompt / prefill speed            least squares over prompts of different lengths, alone, each
                                                             after a moment in which nothing was computed
+    noise       of a prompt asked again, of its time        by seconds: milliseconds that a short prompt waits for a
+                                                            wake-up are not what a long one varies by
     step(b)     = step · (1 + slope · (b − 1))              least squares over batches, while all of them decode
     shares      of their speed, that a prompt and two answers keep while the one is computed beside the others
     beside      of its speed, that a tier's decode keeps while the other tier, on the same machine, decodes too
@@ -29,7 +31,7 @@ from router.simulation.world import DeviceSpec, LinkSpec, NoiseSpec, RungSpec, W
 from router.values.request import Objective
 
 PROMPTS_TOKENS = (50, 150, 300, 450)
-REPEATS = 3
+REPEATS = 5
 IDLE_S = 0.5
 """Before a prompt that is alone: on a processor that has just computed another one it takes a fifth less time."""
 BATCH_ANSWER_TOKENS = 24
@@ -48,14 +50,14 @@ class Line:
 
 @dataclass(frozen=True)
 class RungFit:
-    """One rung as it was measured; `spread_log` is the standard deviation of log measured / fitted first tokens."""
+    """One rung as it was measured; `noise` is what `repeated_noise` says of its first tokens."""
 
     variant: str
     fixed_s: float
     prefill_tokens_per_s: float
     step_s: float
     batch_slope: float
-    spread_log: float
+    noise: float
     steps_s: dict[int, float]
 
     def prefill_s(self, prompt_tokens: float) -> float:
@@ -93,6 +95,28 @@ def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     return Line(float(fixed), max(float(slope), 0.0))
 
 
+def repeated_noise(alone: Sequence[tuple[int, float]]) -> float:
+    """Return by how much of its time a first token varies where the same length is asked again.
+
+    The root mean square of the deviations from each length's own mean, with its degrees of freedom, over that of the
+    times. What a straight line does not fit is thereby no noise.
+
+    Args:
+        alone: prompt tokens and seconds to the first token, each length more than once.
+
+    Raises:
+        ValueError: no length came twice.
+    """
+    by_length: dict[int, list[float]] = {}
+    for tokens, seconds in alone:
+        by_length.setdefault(tokens, []).append(seconds)
+    freedom = len(alone) - len(by_length)
+    if freedom < 1:
+        raise ValueError(f"noise wants a length that was asked twice; got {sorted(by_length)} once each")
+    deviations = sum(sum((s - statistics.fmean(same)) ** 2 for s in same) for same in by_length.values())
+    return math.sqrt(deviations / freedom) / math.sqrt(statistics.fmean(seconds**2 for _, seconds in alone))
+
+
 def fit_rung(variant: str, alone: Sequence[tuple[int, float]], steps_s: dict[int, float]) -> RungFit:
     """Fit one rung.
 
@@ -101,7 +125,6 @@ def fit_rung(variant: str, alone: Sequence[tuple[int, float]], steps_s: dict[int
         steps_s: batch and seconds a decode step.
     """
     line = fit_line([(float(tokens), seconds) for tokens, seconds in alone])
-    errors = [math.log(seconds / (line.fixed + line.slope * tokens)) for tokens, seconds in alone]
     pace = fit_line([(batch - 1.0, step_s) for batch, step_s in steps_s.items()])
     return RungFit(
         variant,
@@ -109,7 +132,7 @@ def fit_rung(variant: str, alone: Sequence[tuple[int, float]], steps_s: dict[int
         1.0 / line.slope,
         pace.fixed,
         pace.slope / pace.fixed,
-        statistics.pstdev(errors),
+        repeated_noise(alone),
         steps_s,
     )
 
@@ -247,7 +270,7 @@ def _local(variant: str) -> bool:
 def _described(fit: RungFit) -> str:
     return (
         f"  {fit.variant:<26} prefill {1e3 * fit.fixed_s:.0f} ms + {fit.prefill_tokens_per_s:.0f} tokens/s, "
-        f"step {1e3 * fit.step_s:.1f} ms, slope {fit.batch_slope:.3f}, spread {fit.spread_log:.2f}"
+        f"step {1e3 * fit.step_s:.1f} ms, slope {fit.batch_slope:.3f}, noise {fit.noise:.2f}"
     )
 
 
@@ -289,7 +312,7 @@ def world_of(
         )
         for name, (slots, tier) in (("edge", edge), ("cloud", cloud))
     )
-    sigma = statistics.median(fit.spread_log for fit in fits)
+    sigma = statistics.median(fit.noise for fit in fits)
     return World(
         devices=devices,
         family="smollm2-135m",

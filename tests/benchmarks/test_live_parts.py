@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.hybrid import SYSTEMS, block_row, draw, order_of, summary
 from benchmarks.links import shapes_of, synthetic
-from benchmarks.live.calibration import RungFit, TierFit, fit_line, fit_rung, step_s, world_of
+from benchmarks.live.calibration import RungFit, TierFit, fit_line, fit_rung, repeated_noise, step_s, world_of
 from benchmarks.live.client import Seen
 from benchmarks.live.cpu_share import CpuShare
 from benchmarks.live.litellm import configuration
@@ -218,8 +218,21 @@ def test_a_line_through_less_than_nothing_begins_at_nothing() -> None:
         fit_line([(50.0, 0.1), (50.0, 0.2)])
 
 
+def test_noise_is_that_of_long_prompts_and_not_what_a_line_misses() -> None:
+    """Times bend, and short prompts wait some milliseconds for a wake-up; long ones vary by a tenth of their time."""
+    dice = random.Random(2)
+    alone = [
+        (tokens, (0.05 + (tokens / 400) ** 1.5) * math.exp(dice.gauss(0, 0.1)) + abs(dice.gauss(0, 0.02)))
+        for tokens in (50, 150, 300, 450) * 50
+    ]
+    assert repeated_noise(alone) == pytest.approx(0.1, rel=0.15)
+    assert repeated_noise([(50, 0.1), (50, 0.1), (450, 0.9)]) == 0.0
+    with pytest.raises(ValueError, match=r"asked twice; got \[50, 450\] once each"):
+        repeated_noise([(50, 0.1), (450, 0.9)])
+
+
 def fits() -> list[RungFit]:
-    alone = [(tokens, 0.02 + tokens / 500) for tokens in (50, 150, 300)]
+    alone = [(tokens, 0.02 + tokens / 500) for tokens in (50, 150, 300)] * 2
     steps = {batch: 0.025 * (1 + 0.2 * (batch - 1)) for batch in (1, 2, 4)}
     return [fit_rung("a-int8", alone, steps), fit_rung("a-fp32", alone, steps)]
 
