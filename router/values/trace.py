@@ -47,14 +47,13 @@ def parent_of(headers: Headers) -> tuple[int, int, bool] | None:
     """Return trace id, span id and whether it is sampled, as a caller's `traceparent` has it; None without a sound one.
 
     Args:
-        headers: what `router.wire.headers.passed_on` let through, so of the right shape.
+        headers: what `router.wire.headers.passed_on` let through, so sound.
     """
     told = next((value for name, value in headers if name == TRACEPARENT), "")
-    if not told or told.startswith("ff"):
+    if not told:
         return None
     _, trace, span, flags = told.split("-")[:4]
-    trace_id, span_id = int(trace, 16), int(span, 16)
-    return (trace_id, span_id, bool(int(flags, 16) & _SAMPLED)) if trace_id and span_id else None
+    return int(trace, 16), int(span, 16), bool(int(flags, 16) & _SAMPLED)
 
 
 @dataclass(frozen=True, slots=True)

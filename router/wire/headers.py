@@ -48,7 +48,9 @@ MAX_ATTEMPTS = 1_000_000
 MAX_REQUEST_ID_CHARS = 128
 _REQUEST_ID = re.compile(rf"[\w.:~/+=@-]{{1,{MAX_REQUEST_ID_CHARS}}}", re.ASCII)
 _CACHE_SALT = re.compile(r"[\x20-\x7e]{1,128}")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x20-\x7e]{0,256})?")
+# W3C Trace Context: no id is all zeros, no version is ff, and only later versions than 00 have more to say.
+_TRACE_IDS = r"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_TRACEPARENT = re.compile(rf"00-{_TRACE_IDS}|(?!00|ff)[0-9a-f]{{2}}-{_TRACE_IDS}(-[\x20-\x7e]{{0,256}})?")
 _TRACE_VALUE = re.compile(r"[\x20-\x7e]{1,1024}")
 
 

@@ -29,6 +29,7 @@ from router.tracing import otlp
 from router.tracing.otlp import OtlpTraces, open_traces
 from router.tracing.settings import TelemetrySettings
 from router.values.trace import Stage, TraceContext, parent_of
+from router.wire.headers import passed_on
 from tests.support.gateway_fakes import replica_info
 from tests.support.paths import REPOSITORY
 from tests.support.tiers import Reciter, Tier, linked
@@ -231,8 +232,9 @@ async def test_spans_lie_where_the_clock_of_the_wall_was() -> None:
     [f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", ""],
 )
 def test_a_traceparent_that_names_nothing_is_none(value: str) -> None:
-    assert parent_of((("traceparent", value),)) is None
-    assert parent_of((("traceparent", f"01-{TRACE}-{SPAN}-03-more"),)) == (int(TRACE, 16), int(SPAN, 16), True)
+    assert parent_of(passed_on({"traceparent": value})) is None
+    later = passed_on({"traceparent": f"01-{TRACE}-{SPAN}-03-more"})
+    assert parent_of(later) == (int(TRACE, 16), int(SPAN, 16), True)
 
 
 async def test_spans_reach_a_collector_over_http() -> None:

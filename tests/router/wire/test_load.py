@@ -265,7 +265,11 @@ def test_only_a_sound_trace_travels_and_hops_are_counted() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     kept = headers.passed_on({"traceparent": trace, "tracestate": "a=b", "cookie": "x"})
     assert kept == (("traceparent", trace), ("tracestate", "a=b"))
-    assert headers.passed_on({"traceparent": "zz", "tracestate": "a=b"}) == ()
+    later = trace.replace("00-", "01-", 1) + "-more"
+    assert headers.passed_on({"traceparent": later}) == (("traceparent", later),)
+    no_trace, no_span = trace.replace(trace[3:35], "0" * 32), trace.replace(trace[36:52], "0" * 16)
+    for wrong in ("zz", trace.upper(), trace + "-more", "ff" + trace[2:], no_trace, no_span):
+        assert headers.passed_on({"traceparent": wrong, "tracestate": "a=b"}) == (), wrong
     assert dict(headers.next_hop(kept))[names.HOPS] == "1"
     assert headers.next_hop(((names.HOPS, "3"),)) == [(names.HOPS, "4")]
     for wrong in ("9", "-1", "x", "²", "1" * 5000):
