@@ -9,7 +9,7 @@ from typing import overload
 from router.signals.token_clock import Mark
 from router.values.choice import Choice
 from router.values.length import LengthCurve
-from router.values.prediction import NOTHING_IN_FLIGHT, InFlightLoad, TtftFeatures
+from router.values.prediction import NOTHING_IN_FLIGHT, Awaited, InFlightLoad, TtftFeatures
 from router.values.replica import Replica, ReplicaInfo
 from router.values.request import Objective
 
@@ -141,12 +141,14 @@ class _Sent:
         attempts: in the order in which they began; textless: those without any text yet; unopened: those that the
             replica does not have yet; both with what of their prompts goes before that of a newcomer.
         load: what decisions read of them, None until somebody asks.
+        answered_s: when the one was sent that was sent last of those with text, whether or not it still runs.
     """
 
     __slots__ = (
         "_textless_tokens",
         "_unopened_answer_tokens",
         "_unopened_tokens",
+        "answered_s",
         "attempts",
         "load",
         "textless",
@@ -158,6 +160,7 @@ class _Sent:
         self.textless: dict[Attempt, int] = {}
         self.unopened: dict[Attempt, int] = {}
         self.load: InFlightLoad | None = None
+        self.answered_s = -math.inf
         # Sums, kept as they change: to look at each that runs would cost every decision as much as there are.
         self._textless_tokens = self._unopened_tokens = self._unopened_answer_tokens = 0
 
@@ -184,6 +187,7 @@ class _Sent:
         self.load = None
         if attempt.first_at_s is not None and self.textless:
             self._has_text(attempt)
+            self.answered_s = max(self.answered_s, attempt.sent_at_s)
         if attempt.opened and self.unopened:
             self._has_opened(attempt)
 
@@ -204,7 +208,16 @@ class _Sent:
             len(self.unopened),
             self._unopened_tokens,
             self._unopened_answer_tokens,
+            self._awaited(),
         )
+
+    def _awaited(self) -> Awaited | None:
+        """Servers compute prompts side by side, and what may be shed is put off: neither tells how fast a prompt is."""
+        for attempt in self.textless:
+            told, own = attempt.work.told, not attempt.info.remote and attempt.objective.priority >= 0
+            if own and told is not None and attempt.sent_at_s > self.answered_s:
+                return Awaited(attempt.sent_at_s, told.ttft_high_s)
+        return None
 
 
 class InFlight:

@@ -25,6 +25,7 @@ def sibling_load(snapshot: ReplicaSnapshot, mine: InFlightLoad, occupied: int) -
         slots=max(snapshot.slots, 1),
         left_tokens=left_tokens(snapshot, mine, occupied),
         prefill_tokens=backlog_tokens(snapshot, mine),
+        awaited=mine.awaited,
     )
 
 

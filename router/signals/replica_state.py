@@ -87,6 +87,7 @@ class ReplicaState:
         figures = speeds.figures(now_s)
         scale = 1.0 + figures.slope * (own if own < own_slots else own_slots - 1)
         occupied, slots, at_s, behind_s, pace_s = own, own_slots, figures.at_s, 0.0, figures.step_s * scale
+        overdue = 1.0 if mine.awaited is None else mine.awaited.overdue(now_s)
         for index, sibling in enumerate(siblings):
             theirs = others[index].figures(now_s)
             occupied += sibling.occupied
@@ -96,6 +97,8 @@ class ReplicaState:
                 at_s = theirs.at_s
             pace_s += theirs.step_s * (1.0 + theirs.slope * (sibling.running - 1))
             behind_s += theirs.b_s * sibling.prefill_tokens
+            if sibling.awaited is not None:
+                overdue = max(overdue, sibling.awaited.overdue(now_s))
         over, own_over = occupied - slots, own - own_slots
         position = (over if over > own_over else own_over) + 1
         band = band_of(occupied + 1, slots, waits=position > 0)
@@ -103,7 +106,7 @@ class ReplicaState:
         pace_s *= factors.pace_bias
         if link is not None:
             pace_s = max(pace_s, link.token_s(occupied + 1))
-        bias, spread_log = factors.ttft_bias, NORMAL_90 * device.pace_sigma
+        bias, spread_log = factors.ttft_bias * overdue, NORMAL_90 * device.pace_sigma
         line_b_s = bias * figures.b_s * scale
         self.snapshot, self.link = snapshot, link
         self.mine, self.siblings, self.own = mine, siblings, own

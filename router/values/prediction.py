@@ -26,12 +26,29 @@ class Demand(FrozenStruct, frozen=True):
     answer_high_tokens: int = 0
 
 
+class Awaited(FrozenStruct, frozen=True):
+    """A first text that a replica still owes.
+
+    Attributes:
+        sent_at_s: when its prompt was sent, on the tier's clock; high_s: within how many seconds it was told to come.
+    """
+
+    sent_at_s: float
+    high_s: float
+
+    def overdue(self, now_s: float) -> float:
+        """Return how many times as long as told it has taken at least; 1 while it may yet be in time."""
+        late = (now_s - self.sent_at_s) / self.high_s
+        return late if late > 1.0 else 1.0  # noqa: FURB136 - asked for every candidate
+
+
 class InFlightLoad(FrozenStruct, frozen=True):
     """What this tier itself has sent to a replica and not seen the end of: known at once, without a report.
 
     Attributes:
         left_tokens: tokens each request is still expected to generate, ascending; found when they are asked for.
         unopened, unopened_prefill_tokens, unopened_decode_tokens: the part that no snapshot can show yet.
+        awaited: the oldest first text that this tier's own replica owes, unless one sent later has come before it.
     """
 
     requests: int = 0
@@ -40,6 +57,7 @@ class InFlightLoad(FrozenStruct, frozen=True):
     unopened: int = 0
     unopened_prefill_tokens: int = 0
     unopened_decode_tokens: int = 0
+    awaited: Awaited | None = None
 
 
 NOTHING_IN_FLIGHT = InFlightLoad()
@@ -53,6 +71,7 @@ class SiblingLoad(FrozenStruct, frozen=True):
         slots: sequences it would run at once, alone on the device.
         left_tokens: tokens each of this tier's requests there is still expected to generate, ascending.
         prefill_tokens: prompt tokens it has taken in and not computed; they come first.
+        awaited: as in `InFlightLoad`.
     """
 
     info: ReplicaInfo
@@ -60,6 +79,7 @@ class SiblingLoad(FrozenStruct, frozen=True):
     slots: int
     left_tokens: Sequence[int] = ()
     prefill_tokens: float = 0.0
+    awaited: Awaited | None = None
 
     @property
     def running(self) -> int:

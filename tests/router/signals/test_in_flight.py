@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from router.signals.in_flight import Attempt, InFlight
 from router.values.choice import Choice
-from router.values.prediction import NOTHING_IN_FLIGHT, Prediction, TtftFeatures
+from router.values.prediction import NOTHING_IN_FLIGHT, Awaited, Prediction, TtftFeatures
+from router.values.request import Objective
 from router.values.situation import Candidate
 from tests.support.router_fakes import info
 
@@ -117,3 +118,36 @@ def test_of_a_request_that_takes_turns_a_batch_alone_goes_before_newcomers() -> 
     in_flight.begin(sent_to("here", 300))
     load = in_flight.at("here")
     assert (load.prefill_tokens, load.unopened_prefill_tokens) == (1300, 1300)
+
+
+def told_prompt(at_s: float, *, remote: bool = False, priority: int = 0) -> Attempt:
+    attempt = sent_to("here")
+    attempt.sent_at_s, attempt.work = at_s, TtftFeatures(100.0, 0.0, told=SOON)
+    attempt.info, attempt.objective = replace(attempt.info, remote=remote), Objective(priority=priority)
+    return attempt
+
+
+def test_the_oldest_first_text_is_awaited_until_one_sent_later_overtakes_it() -> None:
+    in_flight, first, second, third = InFlight(), told_prompt(1.0), told_prompt(2.0), told_prompt(3.0)
+    for attempt in (first, second, third):
+        in_flight.begin(attempt)
+    assert in_flight.at("here").awaited == Awaited(1.0, 0.2)
+    second.first_at_s = 4.0
+    second.came(1, 4.0)
+    assert in_flight.at("here").awaited == Awaited(3.0, 0.2), "the first is late for reasons of its own"
+    in_flight.end(second)
+    assert in_flight.at("here").awaited == Awaited(3.0, 0.2)
+    in_flight.end(third)
+    assert in_flight.at("here").awaited is None
+
+
+def test_servers_and_what_may_be_shed_tell_nothing_by_being_late() -> None:
+    in_flight = InFlight()
+    for attempt in (told_prompt(1.0, remote=True), told_prompt(1.0, priority=-1)):
+        in_flight.begin(attempt)
+    assert in_flight.at("here").awaited is None
+
+
+def test_what_is_awaited_is_overdue_beyond_its_upper_figure() -> None:
+    awaited = Awaited(sent_at_s=10.0, high_s=2.0)
+    assert [awaited.overdue(now_s) for now_s in (10.0, 11.9, 12.0, 13.0, 20.0)] == [1.0, 1.0, 1.0, 1.5, 5.0]

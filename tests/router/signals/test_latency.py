@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from router.signals.latency import LatencyModel
 from router.signals.link import Link, LinkPrior
 from router.signals.prefill import PrefillLine
-from router.values.prediction import Demand, InFlightLoad, SiblingLoad
+from router.values.prediction import Awaited, Demand, InFlightLoad, SiblingLoad
 from router.values.replica import ReplicaSnapshot, SpeedPrior
 from tests.support.clocks import VirtualClock
 from tests.support.router_fakes import info
@@ -205,3 +205,30 @@ def test_what_was_computed_stands_as_long_as_the_speeds_in_it():
     state = model.state(busy, None, nothing, (), 0.2)
     assert model.state(busy, None, nothing, (), 0.24) is state
     assert model.state(busy, None, nothing, (), 0.26) is not state, "its speeds are those of second 0"
+
+
+def test_a_prompt_that_is_overdue_is_evidence_before_it_ends():
+    """Two rungs of a device that other work has slowed down: what comes next is told so at once."""
+    bench = Bench()
+    running = bench.begin(IDLE, Demand(1000, 20))
+    told = running.work.told
+    assert told is not None
+    awaited = Awaited(running.sent_at_s, told.ttft_high_s)
+    mine = InFlightLoad(1, 1000, (20,), awaited=awaited)
+    sibling = SiblingLoad(INFO, 1, 4, (20,), 1000, awaited=awaited)
+
+    def next_one():
+        own = bench.model.predict(replace(IDLE, running=1), None, Demand(1000, 20), mine)
+        beside = bench.model.predict(
+            ReplicaSnapshot(SMALL, available=True, slots=4), None, Demand(500, 40), siblings=(sibling,)
+        )
+        return own, beside
+
+    in_time = next_one()
+    bench.clock.time_s += 0.9 * told.ttft_high_s
+    assert next_one() == in_time
+    bench.clock.time_s += 3.1 * told.ttft_high_s
+    for before, late in zip(in_time, next_one(), strict=True):
+        assert late.ttft_s == pytest.approx(4 * before.ttft_s)
+        assert late.ttft_high_s == pytest.approx(4 * before.ttft_high_s)
+        assert late.tpot_s == before.tpot_s
