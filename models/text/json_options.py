@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from models.text.json_dates import on_the_calendar
@@ -9,6 +10,7 @@ from models.text.json_formats import without_private_formats
 from models.text.json_names import with_names_told
 from models.text.json_numbers import as_doubles, with_whole_counts, within_doubles
 from models.text.json_objects import closed
+from models.text.json_schemas import Schema
 
 STRICT_OPTIONS: dict[str, Any] = {
     # A space, or a line break and the next line's indentation, by spaces or tabs: given more, small models stay in it.
@@ -20,6 +22,11 @@ OF_OTHERS: dict[str, Any] = {"whitespace_pattern": r"[ \n\t\r]{1,64}"}
 
 _AS_ASKED = (with_whole_counts, as_doubles, on_the_calendar, without_private_formats, with_names_told)
 _AS_OURS = (within_doubles, closed)
+
+
+def in_rules(schema: Schema, *, strict: bool) -> str:
+    """Return a schema as it stands in Lark's rules, behind `%json`."""
+    return json.dumps({**as_written(schema), "x-guidance": STRICT_OPTIONS if strict else LENIENT_OPTIONS})
 
 
 def as_written(schema: Any, *, by_others: bool = False) -> Any:

@@ -34,10 +34,33 @@ def in_lark(rules: str) -> str:
 
 
 def _known(schema: Schema) -> Schema:
+    return _with_known_names(_with_known_pattern(schema))
+
+
+def _with_known_pattern(schema: Schema) -> Schema:
     pattern = schema.get("pattern")
     if not isinstance(pattern, str) or _is_known(pattern):
         return schema
     return {name: part for name, part in schema.items() if name != "pattern"}
+
+
+def _with_known_names(schema: Schema) -> Schema:
+    """Return a schema whose properties are named freely where the pattern of their names is unknown."""
+    names, patterns = schema.get("propertyNames"), schema.get("patternProperties")
+    if isinstance(names, dict) and (known := _with_known_pattern(names)) is not names:
+        schema = {**schema, "propertyNames": known}
+    if not isinstance(patterns, dict) or not (unknown := [each for each in patterns if not _is_known(each)]):
+        return schema
+    known = {each: part for each, part in patterns.items() if each not in unknown}
+    others = schema.get("additionalProperties", True)
+    values = [patterns[each] for each in unknown] + ([] if others is False else [others])
+    found = {name: part for name, part in schema.items() if name != "patternProperties"}
+    found |= {"patternProperties": known} if known else {}
+    return found | {"additionalProperties": True if others is True else _any_of(values)}
+
+
+def _any_of(schemas: list[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _is_known(pattern: str) -> bool:

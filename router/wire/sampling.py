@@ -20,7 +20,7 @@ COMPLETION_MAX_TOKENS = 16
 
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
+TopP = Annotated[float, Meta(ge=0, le=1)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 MinTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -28,6 +28,15 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=10)]
 """Logits are divided by it: the lower bound keeps them finite."""
+
+
+_ALONE = 1e-7
+"""Less than the likeliest token of any vocabulary has: that token alone is drawn from. Servers behind refuse 0."""
+
+
+def nucleus(top_p: float | None) -> float:
+    """Return the mass that tokens are drawn from; 0 is OpenAI's way to say: the likeliest one."""
+    return 1.0 if top_p is None else max(top_p, _ALONE)
 
 
 def stop_strings(raw: str | list[str] | None, at: str = "stop") -> tuple[str, ...]:

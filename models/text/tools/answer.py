@@ -7,7 +7,8 @@ import json
 from msgspec.structs import replace
 
 from models.text.chat import PromptEncoder
-from models.text.json_options import as_written
+from models.text.json_options import in_rules
+from models.text.json_schemas import Schema
 from models.text.tools.format import in_own_words
 from router.base.errors import InvalidRequest
 from router.values.call_reader import CallReader
@@ -71,15 +72,14 @@ def _content(constraint: Constraint | None) -> str:
             param=constraint.param,
         )
     try:
-        return "%json " + json.dumps(_object(json.loads(constraint.source)))
+        return "%json " + in_rules(_object(json.loads(constraint.source)), strict=constraint.strict)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"`{constraint.param}`: this JSON schema cannot be enforced: {error}") from error
 
 
-def _object(schema: object) -> dict[str, object]:
+def _object(schema: object) -> Schema:
     if schema is True:
         return {}
     if not isinstance(schema, dict):
         raise ValueError("a JSON schema is an object")  # noqa: TRY004 (see `models.text.grammar.schema_text`)
-    found: dict[str, object] = as_written(schema)
-    return found
+    return schema

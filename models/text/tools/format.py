@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Protocol
 
-from models.text.json_options import LENIENT_OPTIONS, STRICT_OPTIONS, as_written
+from models.text.json_options import in_rules
 from router.values.call_reader import CallReader
-from router.values.tool_calls import CANONICAL, OPEN, CallDelta, CallStyle, Tool, ToolChoice, Tools
+from router.values.tool_calls import CANONICAL, OPEN, CallDelta, CallStyle, ToolChoice, Tools
 
 MOST_CALLS = 16
 TEXT = "TEXT: /(.|\\n)*/"
@@ -68,7 +68,8 @@ def functions(tools: Tools, words: CallWords) -> str:
     lines = ["function: " + " | ".join(names)]
     for name, tool in zip(names, tools.callable, strict=True):
         head = '{"name": ' + json.dumps(tool.name) + words.name_end
-        lines.append(f"{name}: {literal(head)} %json {_schema(tool)} {literal(words.call_end)}")
+        schema = in_rules(json.loads(tool.parameters), strict=tool.strict)
+        lines.append(f"{name}: {literal(head)} %json {schema} {literal(words.call_end)}")
     return "\n".join(lines)
 
 
@@ -119,9 +120,3 @@ def in_own_words(form: ToolFormat, canonical: str) -> str:
     if not opened:  # a line break is held back, for an opener might have followed it; what was said is shown
         return canonical if text and not reader.calls and canonical == text + "\n" else text
     return text + (form.words.call_end + form.words.following if reader.calls else form.words.first)
-
-
-def _schema(tool: Tool) -> str:
-    schema = as_written(json.loads(tool.parameters))
-    schema["x-guidance"] = STRICT_OPTIONS if tool.strict else LENIENT_OPTIONS
-    return json.dumps(schema)

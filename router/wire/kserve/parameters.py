@@ -28,6 +28,7 @@ from router.wire.sampling import (
     Temperature,
     TopK,
     TopP,
+    nucleus,
     stop_strings,
 )
 
@@ -100,7 +101,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,
-            top_p=self.top_p,
+            top_p=nucleus(self.top_p),
             min_p=self.min_p,
             top_k=max(0, self.top_k),
             seed=self.seed,

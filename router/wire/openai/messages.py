@@ -20,6 +20,8 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+_MAY_BE_EMPTY = ("assistant", "tool")
+"""An answer that came to nothing comes back without content, and so does the result of a function that returns none."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ def message_of(raw: RawMessage, index: int) -> Message:
     if raw.audio:
         raise InvalidRequest(f"`{at}.audio` is not offered by this server: leave it out", param=f"{at}.audio")
     calls = _calls(raw, at)
-    if raw.content is None and raw.role != "assistant":  # an answer that came to nothing comes back without any
+    if raw.content is None and _ROLES[raw.role] not in _MAY_BE_EMPTY:
         raise InvalidRequest(f"`{at}.content` is required", param=f"{at}.content")
     call_id = raw.tool_call_id or (raw.name or "" if raw.role == "function" else "")
     if _ROLES[raw.role] == "tool" and not call_id:

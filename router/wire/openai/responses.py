@@ -28,7 +28,7 @@ from router.wire.openai.responses_tools import (
 from router.wire.openai.sampling import Effort
 from router.wire.openai.tools import arguments_of
 from router.wire.openai.unserved import Unserved, only
-from router.wire.sampling import MaxTokens, Temperature, TopP
+from router.wire.sampling import MaxTokens, Temperature, TopP, nucleus
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text", "refusal")
@@ -132,7 +132,7 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
     sampling = SamplingParams(
         max_tokens=raw.max_output_tokens,
         temperature=1.0 if raw.temperature is None else raw.temperature,
-        top_p=1.0 if raw.top_p is None else raw.top_p,
+        top_p=nucleus(raw.top_p),
         constraint=_constraint(raw.text),
         reasoning_effort=None if raw.reasoning is None else raw.reasoning.effort,
     )

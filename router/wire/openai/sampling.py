@@ -20,6 +20,7 @@ from router.wire.sampling import (
     TopK,
     TopP,
     logit_biases,
+    nucleus,
     stop_strings,
     token_ids,
 )
@@ -80,7 +81,7 @@ def sampling_of(
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if raw.temperature is None else raw.temperature,
-        top_p=1.0 if raw.top_p is None else raw.top_p,
+        top_p=nucleus(raw.top_p),
         top_k=max(0, raw.top_k or 0),
         seed=raw.seed,
         stop=stop_strings(raw.stop),

@@ -59,10 +59,41 @@ def test_a_tool_is_held_to_the_rest_of_its_schema(family: str, pattern: str) -> 
         takes('{"a":"xy","b":"1"}', strict=True)
 
 
+NAMED: list[dict[str, Any]] = [
+    {"patternProperties": {r"^(?!a)\w+$": {"type": "integer"}}, "additionalProperties": False},
+    {"patternProperties": {r"^(?!a)": {"type": "integer"}, "^s": {"type": "null"}}, "additionalProperties": False},
+    {"propertyNames": {"pattern": r"^(?!a)\w+$"}, "additionalProperties": {"type": "integer"}},
+]
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_names_are_free_where_their_pattern_cannot_be_enforced_and_hold_what_they_held(named: dict[str, Any]) -> None:
+    schema = {"type": "object", **named}
+    loose = of_schema(schema, strict=False)
+    assert lets_through(loose, '{"b":1}')
+    assert not lets_through(loose, '{"b":"x"}')
+    tool = Tools((Tool("look", "", json.dumps(schema)),))
+    rules = open_format("hermes").rules(tool, "TEXT", None)
+    called = Constraint(ConstraintKind.LARK, rules, param="tools")
+    assert GRAMMARS.matcher(called).advance_text('<tool_call>\n{"name": "look", "arguments": {"b":1}')
+    assert not GRAMMARS.matcher(called).advance_text('<tool_call>\n{"name": "look", "arguments": {"b":"x"')
+    with pytest.raises(InvalidRequest, match="cannot be enforced"):
+        lets_through(of_schema(schema), '{"b":1}')
+
+
+def test_names_that_another_keyword_lets_in_stay_free() -> None:
+    unknown = {"patternProperties": {"(?!a)": {"type": "integer"}}, "properties": {"b": {"type": "null"}}}
+    loose = of_schema({"type": "object", **unknown}, strict=False)
+    assert lets_through(loose, '{"b":null,"c":"x"}')
+    assert not lets_through(loose, '{"b":1}')
+
+
 @pytest.mark.parametrize(
     "schema",
     [
         True,
+        {"patternProperties": {"^a": {"type": "null"}}, "propertyNames": {"pattern": "^a"}},
+        {"patternProperties": 3, "propertyNames": {"pattern": 3}},
         of("^[a-z]+$"),
         {"pattern": 3},
         {"properties": {"pattern": {"const": "(?!a)"}}},

@@ -18,6 +18,7 @@ from router.wire.openai.chat import decode_chat
 from router.wire.openai.completion import decode_completion
 from router.wire.openai.responses import decode_responses
 
+MOST_TOKENS = 1_000_000  # more than any vocabulary has
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -125,6 +126,21 @@ def test_turns_of_the_assistant_come_back_as_servers_tell_them(said: dict[str, o
     assert prompt.messages[1] == Message("assistant", content)
 
 
+@pytest.mark.parametrize("role", ["tool", "function"])
+@pytest.mark.parametrize("said", [{"content": None}, {}])
+def test_a_function_that_returns_nothing_has_an_empty_turn(role: str, said: dict[str, object]) -> None:
+    prompt = chat(messages=[*HELLO, {"role": role, "name": "act", "tool_call_id": "a", **said}]).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1] == Message("tool", "", call_id="a")
+
+
+def test_no_mass_at_all_is_the_likeliest_token() -> None:
+    least = chat(top_p=0).sampling.top_p
+    assert 0 < least < 1 / MOST_TOKENS
+    assert completion(top_p=0).sampling.top_p == chat(top_p=1e-9).sampling.top_p == least
+    assert chat(top_p=0.001).sampling.top_p == 0.001
+
+
 def test_prompts_of_completions() -> None:
     assert completion(prompt="a").prompt == TextPrompt("a")
     assert completion(prompt=["a"]).prompt == TextPrompt("a")
@@ -197,7 +213,7 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": True}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_p": "x"}, "top_p"),
     ({"top_k": -2}, "top_k"),
