@@ -215,6 +215,11 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"set it to {1500 * start_s:g}"
             )
 
+    @property
+    def certificates(self) -> tuple[str, ...]:
+        """Files of what ends some day: certificates that it shows, and a list of revoked ones; some are empty."""
+        return (self.tls.cert_file, self.tls.client_crl_file, *(to.client_cert for to in self.backends))
+
 
 def load(
     path: Path | None,

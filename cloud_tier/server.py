@@ -49,6 +49,7 @@ from router.gateway.embedder import embedder
 from router.gateway.jobs.calls import Calls
 from router.gateway.listener import allow_open_files, bind
 from router.gateway.listeners import Listeners, Listening
+from router.gateway.tls.ends import CertificateEnds
 from router.jobs.opening import open_jobs
 from router.tenants.tenancy import open_tenancy
 from router.upstream.servers.foreign import Surroundings
@@ -105,6 +106,7 @@ class CloudTier:
         self._gpus = GpuWatch(self._clock)
         self._telemetry.registry.register(GpuMetrics(lambda: self._gpus.readings))
         ProcessCollector(registry=self._telemetry.registry)
+        self._telemetry.registry.register(CertificateEnds(plan.config.certificates))
         self._dispatcher = Dispatcher(
             [],
             plan.config.router,

@@ -210,6 +210,13 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_backends(self.backends)
         check_pipelines(self.pipelines)
 
+    @property
+    def certificates(self) -> tuple[str, ...]:
+        """Files of what ends some day: certificates that it shows, and a list of revoked ones; some are empty."""
+        fleet = self.fleet.tls.cert_file if self.fleet.tls is not None else None
+        shown = (self.upstream.client_cert, *(to.client_cert for to in self.backends))
+        return (self.tls.cert_file, self.tls.client_crl_file, fleet or "", *shown)
+
 
 def load_config(
     path: Path | None,

@@ -54,6 +54,7 @@ from router.gateway.embedder import embedder
 from router.gateway.jobs.calls import Calls
 from router.gateway.listener import allow_open_files, bind
 from router.gateway.listeners import Listeners, Listening
+from router.gateway.tls.ends import CertificateEnds
 from router.jobs.opening import open_jobs
 from router.tenants.tenancy import open_tenancy
 from router.upstream.servers.foreign import Surroundings
@@ -180,6 +181,7 @@ class EdgeAgent:
         for name, work in (("health", self._watch_health()), ("watchdog", systemd.watch()), ("garbage", garbage)):
             stack.push_async_callback(end, asyncio.create_task(work, name=name))
         EdgeMetrics(self.telemetry.registry, self.lineup, lambda: self.health, lambda: self._fleet)
+        self.telemetry.registry.register(CertificateEnds(config.certificates))
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
         stack.push_async_callback(end, stopping)
         try:

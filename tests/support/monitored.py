@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 import cloud_tier.server
 from cloud_tier.config import CloudConfig, ModelConfig, ServerConfig
@@ -97,10 +98,14 @@ async def monitored(world: TinyWorld, folder: Path) -> AsyncIterator[Monitored]:
         tier = CloudTier(_plan(toy_model_directory(folder / "toy")), make)
     bound = bind("127.0.0.1", 0, "server")
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    identity = folder / "device.pem"
+    made = trustme.CA().issue_cert("d")
+    identity.write_bytes(made.private_key_and_cert_chain_pem.bytes())
+    tls = {"cert_file": str(identity), "key_file": str(identity)}
     agent = EdgeAgent(
         world.config(
             agent={"health_interval_s": 600.0},
-            fleet={"enabled": True, "port": 1, "device": "d", "state_dir": str(folder / "state")},
+            fleet={"enabled": True, "port": 1, "device": "d", "state_dir": str(folder / "state"), "tls": tls},
             upstream={"url": url, "poll_interval_s": 0.05},
             decisions={"path": str(folder / "decisions.jsonl")},
         )

@@ -94,10 +94,16 @@ class Scraped:
         return found
 
     def _joined(self, expr: Any) -> set[str]:
-        sides = [self._of(side) for side in (expr.lhs, expr.rhs) if not isinstance(side, promql.NumberLiteral)]
+        sides = [self._of(side) for side in (expr.lhs, expr.rhs) if not _is_scalar(side)]
         if len(sides) == 2 and expr.modifier is None and sides[0] != sides[1]:
             raise Wrong(f"{expr.prettify()}: its sides never match: {sorted(sides[0])} and {sorted(sides[1])}")
         return set().union(*sides)
+
+
+def _is_scalar(expr: Any) -> bool:
+    if isinstance(expr, promql.BinaryExpr):
+        return _is_scalar(expr.lhs) and _is_scalar(expr.rhs)
+    return isinstance(expr, promql.NumberLiteral) or (isinstance(expr, promql.Call) and expr.func.name == "time")
 
 
 def _alternatives(matcher: Any) -> Iterable[str]:
