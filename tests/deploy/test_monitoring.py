@@ -235,7 +235,7 @@ async def _scraped_under_traffic(stack: Monitored, api: httpx.AsyncClient) -> No
     async def up() -> bool:
         try:
             return len(await _result(api, "up == 1")) == 2
-        except httpx.HTTPError:
+        except (httpx.HTTPError, json.JSONDecodeError):  # while it starts it says so, in words
             return False
 
     await until_answered(up, every_s=0.1)
