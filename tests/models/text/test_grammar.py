@@ -237,6 +237,29 @@ def test_what_is_decided_for_many_tokens_at_once_is_what_each_of_them_would_get(
                 matcher.advance(token)
 
 
+def test_the_vocabulary_is_that_which_llguidance_reads_from_the_tokenizers_own_file() -> None:
+    """Given as tokens, it is ready sooner and makes no second tokenizer of the file, which is read here to compare."""
+    slices = [*llguidance.LLTokenizer.general_slices()]
+    file = tiny_tokenizer.backend().to_str()
+    read = llguidance.LLTokenizer(file, n_vocab=TOKENIZER.vocab_size, eos_token=[EOS], slices=slices)
+    given = TOKENIZER.for_grammars()
+    assert (given.vocab_size, given.eos_tokens) == (read.vocab_size, [EOS])
+    for token in range(TOKENIZER.vocab_size):
+        assert given.decode_bytes([token]) == read.decode_bytes([token])
+        assert given.is_special_token(token) == read.is_special_token(token)
+    for text in ("the cat", '{"a": [1, 2]}\n', "h\u00e9 \U0001f600", TOKENIZER.token_of(EOS) or "", ""):
+        assert given.tokenize_str(text) == read.tokenize_str(text)
+        assert given.tokenize_str(text, parse_special=True) == read.tokenize_str(text, parse_special=True)
+
+
+def test_a_vocabulary_without_an_end_has_none() -> None:
+    """Read from the file, id 0 was taken for one: answers could end in its text."""
+    endless = Tokenizer(tiny_tokenizer.backend(), eos_ids=[], bos_id=None, adds_bos=False)
+    assert endless.for_grammars().eos_tokens == [endless.vocab_size]
+    matcher = Grammars(lambda: endless).matcher(of_regex("(ab)*"))
+    assert 0 not in allowed_by(matcher, endless.vocab_size).tolist()
+
+
 def test_several_threads_may_ask_at_once() -> None:
     grammars, failures = Grammars(lambda: TOKENIZER), []
 
