@@ -7,15 +7,12 @@ row for each.
 from __future__ import annotations
 
 import math
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.task import TensorCall
 from router.values.tensors import MAX_ROWS, NamedTensor, Signature, Tensors, TensorSpec
 from router.wire.kserve.call import CallInfer, asked_outputs
+from router.wire.kserve.protocol import ProtocolFields, read_fields
 from router.wire.kserve.reply import InferReply, Output, encode_outputs
 from router.wire.kserve.request import InferInput, InferParts, cut, nothing_left
 from router.wire.kserve.tensors import (
@@ -29,13 +26,6 @@ from router.wire.kserve.tensors import (
     to_bytes,
     to_json,
 )
-
-
-class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may stand in `parameters`; `timeout` counts microseconds."""
-
-    timeout: Annotated[int, Meta(ge=1)] | None = None
-    binary_data_output: bool = False
 
 
 def array_infer(parts: InferParts, signature: Signature) -> CallInfer:
@@ -61,16 +51,13 @@ def array_infer(parts: InferParts, signature: Signature) -> CallInfer:
     missing = [str(spec) for spec in signature.inputs if spec.name not in found]
     if missing:
         raise InvalidRequest(f"`inputs`: missing: {', '.join(missing)}", param="inputs")
-    try:
-        read = msgspec.convert(dict(parts.parameters), _Parameters)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"`parameters`: {error}", param="parameters") from None
+    read = read_fields(parts.parameters, ProtocolFields)
     known_outputs = [spec.name for spec in signature.outputs]
     asked = asked_outputs(parts.outputs, known_outputs, binary=read.binary_data_output)
     return CallInfer(
         parts.call_id,
         TensorCall(_alike(tuple(found[spec.name] for spec in signature.inputs))),
-        None if read.timeout is None else read.timeout / 1e6,
+        read.timeout_s,
         tuple(asked or ((name, read.binary_data_output) for name in known_outputs)),
     )
 

@@ -123,7 +123,7 @@ def infer_call(
         call_id=call_id,
         prompts=tuple(PromptCall(_prompt(text, index), samplings[index if rows > 1 else 0]) for index in range(count)),
         shape=text.shape,
-        deadline_s=None if first.timeout is None else first.timeout / 1e6,
+        deadline_s=first.timeout_s,
         echo=not first.exclude_input_in_output,
         stream=first.stream,
         final_marker=first.triton_enable_empty_final_response,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.task import MAX_INPUTS, EmbedCall, Embeddings
 from router.wire.kserve.call import CallInfer, asked_outputs
 from router.wire.kserve.parameters import TEXT_INPUT, text_of
+from router.wire.kserve.protocol import ProtocolFields, read_fields
 from router.wire.kserve.reply import InferReply, Output, encode_outputs
 from router.wire.kserve.request import RawInfer
 
@@ -20,12 +20,8 @@ _COUNT = "num_input_tokens"
 _DATATYPES = {OUTPUT: "FP32", _COUNT: "INT32"}
 
 
-class _Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may stand in `parameters`; `timeout` counts microseconds."""
-
+class _Parameters(ProtocolFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     dimensions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    timeout: Annotated[int, Meta(ge=1)] | None = None
-    binary_data_output: bool = False
 
 
 def embed_infer(raw: RawInfer) -> CallInfer:
@@ -49,15 +45,12 @@ def embed_infer(raw: RawInfer) -> CallInfer:
     texts = tuple(text_of(text, element) for element in text.elements)
     if not texts or not all(texts):
         raise InvalidRequest(f"`{TEXT_INPUT}` is empty", param=TEXT_INPUT)
-    try:
-        read = msgspec.convert(dict(raw.parameters), _Parameters)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"`parameters`: {error}", param="parameters") from None
+    read = read_fields(raw.parameters, _Parameters)
     asked = asked_outputs(raw.outputs, _DATATYPES, binary=read.binary_data_output)
     return CallInfer(
         raw.call_id,
         EmbedCall(texts, read.dimensions),
-        None if read.timeout is None else read.timeout / 1e6,
+        read.timeout_s,
         tuple(asked or [(OUTPUT, read.binary_data_output)]),
     )
 

@@ -57,7 +57,7 @@ def decode_generate(body: bytes) -> InferCall:
         call_id=raw.id,
         prompts=(PromptCall(raw.text_input, read.sampling),),
         shape=(1,),
-        deadline_s=None if read.timeout is None else read.timeout / 1e6,
+        deadline_s=read.timeout_s,
         echo=not read.exclude_input_in_output,
         stream=read.stream,
         outputs=_outputs(raw.outputs, read),

@@ -7,7 +7,7 @@ from typing import Any
 
 from router.values.replica import ReplicaInfo
 from router.values.task import Task
-from router.values.tensors import Signature
+from router.values.tensors import Signature, TensorSpec
 from router.wire.kserve import embedding
 from router.wire.kserve.call import OUTPUTS, VERSION
 from router.wire.kserve.parameters import INPUTS, SAMPLING_INPUT, TEXT_INPUT
@@ -25,6 +25,7 @@ _SPELLING = {int: "INT32", float: "FP32", bool: "BOOL", str: "BYTES"}
 
 
 _Told = tuple[str, str, list[int]]
+"""Name, datatype and shape of a tensor; a first dimension of -1 is the batch."""
 
 
 def signature_of(replicas: Sequence[ReplicaInfo]) -> Signature | None:
@@ -34,14 +35,7 @@ def signature_of(replicas: Sequence[ReplicaInfo]) -> Signature | None:
 
 def model_metadata(name: str, replicas: list[ReplicaInfo]) -> dict[str, Any]:
     """Describe a family or a variant; the optional inputs are listed because clients look names and types up here."""
-    inputs: list[_Told] = [(key, kind, [-1, 1]) for key, kind in _inputs()]
-    outputs: list[_Told] = [(key, kind, [-1, 1]) for key, kind in OUTPUTS.items()]
-    signature = signature_of(replicas)
-    if signature is not None:
-        inputs = [(spec.name, spec.datatype, [-1, *spec.shape]) for spec in signature.inputs]
-        outputs = [(spec.name, spec.datatype, [-1, *spec.shape]) for spec in signature.outputs]
-    elif all(Task.GENERATE not in info.tasks for info in replicas):
-        inputs, outputs = embedding.INPUTS, embedding.OUTPUTS
+    inputs, outputs = _tensors(replicas)
     return {
         "name": name,
         "versions": [VERSION],
@@ -58,18 +52,10 @@ def model_config(name: str, replicas: list[ReplicaInfo], slots: int) -> dict[str
     Args:
         slots: answers that its replicas compute at once; 0 where that is not known.
     """
-    inputs: list[dict[str, Any]] = [
-        {"name": key, "data_type": _triton(kind), "dims": [1], "optional": key != TEXT_INPUT} for key, kind in _inputs()
-    ]
-    outputs: list[dict[str, Any]] = [
-        {"name": key, "data_type": _triton(kind), "dims": [1]} for key, kind in OUTPUTS.items()
-    ]
-    signature = signature_of(replicas)
-    if signature is not None:
-        inputs, outputs = (
-            [{"name": s.name, "data_type": _triton(s.datatype), "dims": list(s.shape)} for s in specs]
-            for specs in (signature.inputs, signature.outputs)
-        )
+    inputs, outputs = ([_configured(told) for told in tensors] for tensors in _tensors(replicas))
+    generates = _generates(replicas)
+    if generates:
+        inputs = [{**one, "optional": one["name"] != TEXT_INPUT} for one in inputs]
     return {
         "name": name,
         "platform": PLATFORM,
@@ -78,9 +64,33 @@ def model_config(name: str, replicas: list[ReplicaInfo], slots: int) -> dict[str
         "input": inputs,
         "output": outputs,
         "instance_group": [{"name": name, "kind": "KIND_MODEL", "count": 1}],
-        "model_transaction_policy": {"decoupled": signature is None},
+        "model_transaction_policy": {"decoupled": generates},
         "parameters": {key: {"string_value": str(value)} for key, value in _parameters(replicas).items()},
     }
+
+
+def _generates(replicas: Sequence[ReplicaInfo]) -> bool:
+    return signature_of(replicas) is None and any(Task.GENERATE in info.tasks for info in replicas)
+
+
+def _tensors(replicas: Sequence[ReplicaInfo]) -> tuple[list[_Told], list[_Told]]:
+    """Return what a model takes, and what it returns."""
+    if _generates(replicas):
+        return [(key, kind, [-1, 1]) for key, kind in _inputs()], [
+            (key, kind, [-1, 1]) for key, kind in OUTPUTS.items()
+        ]
+    if (signature := signature_of(replicas)) is None:
+        return embedding.INPUTS, embedding.OUTPUTS
+    return _of_specs(signature.inputs), _of_specs(signature.outputs)
+
+
+def _of_specs(specs: Sequence[TensorSpec]) -> list[_Told]:
+    return [(spec.name, spec.datatype, [-1, *spec.shape]) for spec in specs]
+
+
+def _configured(told: _Told) -> dict[str, Any]:
+    name, datatype, shape = told
+    return {"name": name, "data_type": _triton(datatype), "dims": shape[1:] if shape[0] == -1 else shape}
 
 
 def _inputs() -> list[tuple[str, str]]:

@@ -6,16 +6,16 @@ As with Triton's vLLM backend. What is not known is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import orjson
-from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.base.shapes import Key, Misfit, dotted, misfit, value_at
 from router.values.sampling import SamplingParams
 from router.wire.body import shown, with_whole_numbers
+from router.wire.kserve.protocol import ProtocolFields
 from router.wire.kserve.tensors import Element, Tensor
 from router.wire.sampling import (
     COMPLETION_MAX_TOKENS,
@@ -55,7 +55,7 @@ INPUTS: dict[str, type] = {
 }
 
 
-class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Parameters(ProtocolFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything that a request may say besides its prompt."""
 
     max_tokens: MaxTokens = COMPLETION_MAX_TOKENS
@@ -76,14 +76,6 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     return_finish_reason: bool = False
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
-    # What clients send as request parameters of the protocol itself.
-    timeout: Annotated[int, Meta(ge=1, le=2**53)] | None = None
-    binary_data_output: bool = False
-    priority: int = 0
-    sequence_id: int | str = 0
-    sequence_start: bool = False
-    sequence_end: bool = False
-    triton_enable_empty_final_response: bool = False
 
     @property
     def telling(self) -> tuple[str, ...]:
@@ -113,10 +105,8 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-_REMEDIES = {
-    "priority": "send the header `x-overspill-priority` (higher is better) instead",
-    "sequence_id": "text models keep no state between requests: send the whole prompt",
-}
+# Those of the protocol last: who mistyped one most likely meant another.
+_KNOWN = sorted(Parameters.__struct_fields__, key=ProtocolFields.__struct_fields__.__contains__)
 
 
 def read_parameters(given: Mapping[str, Any], tensors: Mapping[str, Tensor], row: int = 0) -> Parameters:
@@ -145,9 +135,7 @@ def read_parameters(given: Mapping[str, Any], tensors: Mapping[str, Tensor], row
         found = msgspec.convert(merged, Parameters, strict=True)
     except msgspec.ValidationError as error:
         raise _wrong_parameter(merged, given, str(error)) from None
-    for name, refused in (("priority", found.priority), ("sequence_id", found.sequence_id)):
-        if refused:
-            raise InvalidRequest(f"`parameters.{name}`: {_REMEDIES[name]}", param=f"parameters.{name}")
+    found.refuse_unserved()
     return found
 
 
@@ -170,7 +158,7 @@ def _wrong_parameter(merged: Mapping[str, Any], given: Mapping[str, Any], error:
     found = misfit(merged, Parameters) or Misfit((), error)
     if found.unknown is not None:
         key: Key = (found.unknown[:80],)
-        what = f"no such parameter; known parameters: {', '.join(Parameters.__struct_fields__)}"
+        what = f"no such parameter; known parameters: {', '.join(_KNOWN)}"
     else:
         key, what = found.key, found.what
     where = dotted(("parameters", *key) if not key or key[0] in given else key)
