@@ -5,6 +5,8 @@ from __future__ import annotations
 from router.decisions.line import CandidateRow, Decision
 
 _WIDTH = 11
+_FAILURES = ("attempt_failed", "failover")
+_TURNS = ("sent", "hedge_won", "hedge_lost", *_FAILURES)
 _TOLD = 0.01  # of an answer: less is not worth a word
 _REJECTED = {
     "other-model": "serves another model",
@@ -79,9 +81,11 @@ def _went(decision: Decision) -> str:
         what = decision.error or _REFUSED.get(decision.error_code or "", decision.error_code or "it left before")
         where = f"; it waited for {chosen.replica}" if chosen is not None else ""
         return f"nowhere: {what}{where}"
-    failed = [str(event["replica"]) for event in decision.events if event["event"] in {"attempt_failed", "failover"}]
+    failed = [str(event["replica"]) for event in decision.events if event["event"] in _FAILURES]
     hedge = next((event for event in decision.events if event["event"] in {"hedge_won", "hedge_lost"}), None)
     served = str(hedge["replica"]) if hedge is not None and not failed else str(sent[-1]["replica"])
+    last = next(event["event"] for event in reversed(decision.events) if event["event"] in _TURNS)
+    too = ", which failed" if last in _FAILURES and failed.pop() else ""
     before = f", after {', '.join(failed)} failed" if failed else ""
     beside = ", the sooner of two that were asked" if hedge is not None else ""
     why = f": {chosen.why} ({chosen.reason})" if chosen is not None else ""
@@ -90,7 +94,7 @@ def _went(decision: Decision) -> str:
     held_up = next((row.at_stake for row in decision.candidates if row.chosen), 0.0)
     if held_up >= _TOLD:
         why += f", and its prompt put {held_up:.2f} of the answers that ran there at stake"
-    return f"to {served}{waited}{before}{beside}{why}"
+    return f"to {served}{waited}{before}{too}{beside}{why}"
 
 
 def _instead(decision: Decision) -> str:

@@ -102,6 +102,17 @@ async def test_a_failover_and_a_request_that_still_runs() -> None:
         await answer.chunks.aclose()
 
 
+async def test_the_only_replica_failed() -> None:
+    async with world() as w:
+        w.local.faults.append(("break", 2))
+        w.dispatcher.set_replicas([w.local])
+        ask = request(w.clock, max_tokens=8)
+        with pytest.raises(Exception, match="broke off"):
+            await w.clock.run(w.read(ask))
+        told = story(five_lines(w.dispatcher.explain(ask.request_id)))
+    assert told["went"].startswith("to local/tiny-int8, which failed: ")
+
+
 def test_a_cut_answer_says_so() -> None:
     row = CandidateRow(
         replica="local/a", tier="edge", variant="a", quality=1.0, chosen=True, ttft_ms=1.0, finish_ms=2.0
