@@ -97,7 +97,7 @@ class KServeServer(ForeignServer):
         # Metrics may be elsewhere: no key goes there, and one that hangs takes nothing from the probes.
         self._metrics_client = httpx.AsyncClient(
             headers={"user-agent": user_agent(), **UNCOMPRESSED},
-            verify=self._tls,
+            verify=self._context,
             trust_env=False,
             timeout=_METRICS_S,
         )

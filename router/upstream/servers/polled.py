@@ -6,6 +6,7 @@ import abc
 import asyncio
 import random
 import secrets
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,11 @@ from router.base.errors import ConfigError, InvalidRequest, in_words
 from router.base.json_input import UNREADABLE
 from router.base.shortage import own_shortage
 from router.base.timers import end, within
-from router.base.tls import client_context
 from router.signals.credit_account import CreditAccount
 from router.upstream.exchange.call import UpstreamRequest
 from router.upstream.exchange.replica import Condition, UpstreamReplica
 from router.upstream.exchange.stream import TransferSample
+from router.upstream.http.client_tls import ClientTls
 from router.upstream.http.handshake import HandshakeTrace
 from router.upstream.http.probing import UNCOMPRESSED, ProbeReply, ask
 from router.upstream.http.silence import LostNews
@@ -122,7 +123,7 @@ class PolledServer(abc.ABC):
         self._hooks = hooks or SourceHooks()
         secure = self.endpoint.startswith("https:")
         files = (self._options.ca_file, self._options.client_cert, self._options.client_key)
-        self._tls = client_context(*files) if secure else False
+        self._tls = ClientTls(*files) if secure else None
         key = self._options.api_key
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._replicas: list[UpstreamReplica] = []
@@ -159,7 +160,7 @@ class PolledServer(abc.ABC):
             self.endpoint,
             self._headers,
             self.clock,
-            PoolOptions(self._tls, options.connect_timeout_s, options.max_connections, options.keepalive_expiry_s),
+            PoolOptions(self._context, options.connect_timeout_s, options.max_connections, options.keepalive_expiry_s),
         )
         # Probes have their own connection: a pool full of streams must not look like an outage.
         self._probe_client = self._new_probe_client()
@@ -174,12 +175,16 @@ class PolledServer(abc.ABC):
         await self._probe_client.aclose()
         await self.client.close()
 
+    @property
+    def _context(self) -> ssl.SSLContext | bool:
+        return self._tls.context if self._tls is not None else False
+
     def _new_probe_client(self) -> httpx.AsyncClient:
         options = self._options
         return httpx.AsyncClient(
             base_url=self.endpoint,
             headers={"user-agent": user_agent(), **self._headers, **UNCOMPRESSED},
-            verify=self._tls,
+            verify=self._context,
             trust_env=False,
             follow_redirects=False,
             timeout=httpx.Timeout(None, connect=options.connect_timeout_s, pool=options.connect_timeout_s),
@@ -259,7 +264,10 @@ class PolledServer(abc.ABC):
 
     async def _poll(self) -> None:
         self._answers_seen = self._answers()
-        if self.client.drop_gone():  # and with it what probes go by
+        renewed = self._tls is not None and self._tls.renewed()
+        if renewed:
+            self.client.drop_idle()
+        if self.client.drop_gone() or renewed:  # and with it what probes go by
             await self._probe_client.aclose()
             self._probe_client = self._new_probe_client()
         try:
@@ -274,7 +282,7 @@ class PolledServer(abc.ABC):
                 self._untold(shortage)
                 return
             self._refused = isinstance(error, httpx.ConnectError)
-            self._missed(in_words(error), silent=False)
+            self._missed(in_words(error) if self._tls is None else self._tls.in_words(error), silent=False)
 
     def _untold(self, why: str) -> None:
         """A probe could not be sent: that says nothing of the server."""
