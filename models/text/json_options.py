@@ -7,6 +7,7 @@ from typing import Any
 
 from models.text.json_dates import on_the_calendar
 from models.text.json_formats import without_private_formats
+from models.text.json_ids import without_idle_ids
 from models.text.json_names import with_names_told
 from models.text.json_numbers import as_doubles, with_whole_counts, within_doubles
 from models.text.json_objects import closed
@@ -20,7 +21,7 @@ LENIENT_OPTIONS = {**STRICT_OPTIONS, "lenient": True, "coerce_one_of": True}
 OF_OTHERS: dict[str, Any] = {"whitespace_pattern": r"[ \n\t\r]{1,64}"}
 """Beside one of them: how another server may have written the beginning of an answer."""
 
-_AS_ASKED = (with_whole_counts, as_doubles, on_the_calendar, without_private_formats, with_names_told)
+_AS_ASKED = (without_idle_ids, with_whole_counts, as_doubles, on_the_calendar, without_private_formats, with_names_told)
 _AS_OURS = (within_doubles, closed)
 
 
