@@ -18,7 +18,6 @@ No answer is capped by a prediction: it ends at its own deadline.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -80,11 +79,11 @@ class SloUtility:
     @staticmethod
     def _worth_a_slot(promised: list[Worth], situation: Situation) -> list[Worth]:
         """Return who can start now and should: likely enough to be kept there, and not far better kept by waiting."""
-        free = [w for w in promised if w.candidate.prediction.free]
+        free = [w for w in promised if w.free]
         taken = [w for w in free if w.kept_in_all >= _LIKELY or w.candidate.idle]
         if not taken or len(free) == len(promised) or min([w.kept_in_all for w in taken]) >= _LATER_SHARE:
             return taken
-        busy = [w.candidate for w in promised if not w.candidate.prediction.free]
+        busy = [w.candidate for w in promised if not w.free]
         later = max([w.value for w in worths_of(busy, situation, wait_s=None)])
         return [w for w in taken if w.value - w.lost >= _LATER_SHARE * later]
 
@@ -95,19 +94,17 @@ class SloUtility:
         for worth in judged:
             if worth.net > best.net:
                 best = worth
-        if len(judged) == 1 or not (calm or best.candidate.favoured):
+        if len(judged) == 1 or not (calm or best.favoured):
             return best
         slack = situation.settings.device_first_quality_slack + 1e-9
-        least_kept, least_quality = best.kept_in_all - _NEAR, best.candidate.info.quality - slack
-        most_price = best.candidate.price + slack
+        least_kept, least_quality, most_price = best.kept_in_all - _NEAR, best.quality - slack, best.price + slack
         first = best
         for worth in judged:
-            candidate = worth.candidate
             if (
                 worth.kept_in_all >= least_kept
-                and (calm or candidate.favoured)
-                and candidate.info.quality >= least_quality
-                and candidate.price <= most_price
+                and (calm or worth.favoured)
+                and worth.quality >= least_quality
+                and worth.price <= most_price
                 and worth is not best
                 and _order_of_equals(worth) < _order_of_equals(first)
             ):
@@ -153,8 +150,7 @@ class SloUtility:
 
 def _order_of_equals(worth: Worth) -> tuple[bool, bool, float]:
     """Sorts near equals: the device's, the session's, the quicker one."""
-    candidate = worth.candidate
-    return candidate.info.remote, not candidate.session, -worth.rank
+    return worth.remote, not worth.session, -worth.rank
 
 
 def _least_delay(first: Worth, judged: Sequence[Worth], least_kept: float) -> Worth:
@@ -162,22 +158,20 @@ def _least_delay(first: Worth, judged: Sequence[Worth], least_kept: float) -> Wo
 
     A cached beginning of the prompt counts twice so: it need not be waited for, nor taken from the others' time.
     """
-    like, session = first.candidate.info, first.candidate.session
-    best, least_s = first, math.inf
-    for worth in judged:
-        candidate = worth.candidate
-        info = candidate.info
-        if (
-            worth.kept_in_all >= least_kept
-            and info.variant == like.variant
-            and info.remote == like.remote
-            and candidate.session == session
-        ):
-            prediction = candidate.prediction
-            delay_s = prediction.finish_s + candidate.load * candidate.slots * prediction.prefill_s
-            if delay_s < least_s:
-                best, least_s = worth, delay_s
-    return best
+    equals = [
+        worth
+        for worth in judged
+        if worth.kept_in_all >= least_kept
+        and worth.variant == first.variant
+        and worth.remote == first.remote
+        and worth.session == first.session
+    ]
+    return min(equals, key=_delay_s) if len(equals) > 1 else first
+
+
+def _delay_s(worth: Worth) -> float:
+    candidate, prediction = worth.candidate, worth.candidate.prediction
+    return prediction.finish_s + candidate.load * candidate.slots * prediction.prefill_s
 
 
 def _not_now(later: Sequence[Worth], situation: Situation) -> Choice:

@@ -25,11 +25,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, final
 
 import msgspec
 
-from router.base.structs import FrozenStruct
 from router.values.length import LengthCurve
 from router.values.offer import Ask, Offer
 from router.values.prediction import Prediction
@@ -50,33 +49,58 @@ _LEAST_SIGMA: Final = 0.05
 _JOINED: Final = 0.5  # of the way from the batch now to a full one, that an answer meets on average
 
 
-class Worth(FrozenStruct, frozen=True):
+@final
+class Worth:
     """One pairing, judged.
 
     Attributes:
         kept: probability that the whole promise is kept; with a late value, its expectation.
+        kept_in_all: by how much the chances of all on its device rise together, in answers of its quality.
         value: quality · kept, less the prices.
         cost_s: device-seconds.
         lost: of those who run beside it, by its prompt, were it to begin now; in answers.
         net: the value less that, divided by `mixing_cost` where its device had better run another rung and anybody else
             is there.
+        rank: value a device-second, less what is lost.
+        quality, remote, variant, favoured, session, price, free: the candidate's, at hand for each comparison.
     """
 
-    candidate: Candidate
-    kept: float
-    value: float
-    cost_s: float
-    net: float
-    lost: float = 0.0
+    __slots__ = (
+        "candidate",
+        "cost_s",
+        "favoured",
+        "free",
+        "kept",
+        "kept_in_all",
+        "lost",
+        "net",
+        "price",
+        "quality",
+        "rank",
+        "remote",
+        "session",
+        "value",
+        "variant",
+    )
 
-    @property
-    def rank(self) -> float:
-        return (_gained(self.value, self.lost) if self.lost else self.value) / self.cost_s
+    def __init__(self, candidate: Candidate, kept: float, cost_s: float, lost: float, mixed: float) -> None:
+        """Take a candidate with what was found of it.
 
-    @property
-    def kept_in_all(self) -> float:
-        """By how much the chances of all on its device rise together, in answers of its quality."""
-        return self.kept - self.lost / self.candidate.info.quality if self.lost else self.kept
+        Args:
+            cost_s: were it to run beside no other rung.
+            mixed: by how much it costs more beside one, 1 where it need not be.
+        """
+        info = candidate.info
+        self.candidate, self.kept, self.lost = candidate, kept, lost
+        self.quality, self.remote, self.variant = info.quality, info.remote, info.variant
+        self.favoured, self.session, self.free = candidate.favoured, candidate.session, candidate.prediction.free
+        self.price = candidate.price
+        self.value = gained = self.quality * kept - self.price
+        self.kept_in_all, self.cost_s = kept, cost_s * mixed
+        if lost:
+            self.kept_in_all = kept - lost / self.quality
+            gained = gained - lost if gained - lost > _LEAST_GAIN else _LEAST_GAIN
+        self.net, self.rank = gained / mixed, gained / self.cost_s
 
 
 def ask_of(situation: Situation) -> Ask:
@@ -98,47 +122,44 @@ def ask_of(situation: Situation) -> Ask:
 
 def offers_of(candidates: Sequence[Candidate], situation: Situation) -> list[Offer]:
     """Judge pairings as they would be on idle devices, each of which runs that rung alone."""
-    judged = worths_of([_alone(candidate) for candidate in candidates], situation)
-    return [_offer(worth, situation) for worth in judged]
-
-
-def _alone(candidate: Candidate) -> Candidate:
-    prediction, slope = candidate.prediction, candidate.info.prior.decode_batch_slope
-    step_s = prediction.token_device_s * candidate.slots / (1.0 + slope * (candidate.slots - 1))
-    idle = msgspec.structs.replace(prediction, tpot_s=step_s, wait_s=0.0, ttft_s=prediction.prefill_s)
-    return msgspec.structs.replace(candidate, prediction=idle, favoured=True, at_stake=0.0)
-
-
-def _offer(worth: Worth, situation: Situation) -> Offer:
-    """Return the offer of a pairing that was judged on an idle device."""
-    candidate, objective = worth.candidate, situation.objective
-    info, prediction = candidate.info, candidate.prediction
-    step_s, full_s = prediction.tpot_s, prediction.token_device_s * candidate.slots
-    spent_s = situation.waited_s + prediction.network_s
-    latest_s = situation.wait_left_s
-    if objective.deadline_s is not None:
-        tokens = situation.length.quantile(min(max(_WORTH_BEGINNING * worth.kept, 0.01), 0.99))
-        work_s = prediction.prefill_s + (tokens - 1.0) * (step_s + full_s) / 2
-        latest_s = min(latest_s, objective.deadline_s + (objective.late_s or 0.0) - spent_s - work_s)
-    if objective.ttft_s is not None and situation.ttft_promised:
-        latest_s = min(latest_s, objective.ttft_s - spent_s - prediction.prefill_s)
+    judge, objective, waited_s = _Judge(situation), situation.objective, situation.waited_s
     doublings = min(max(objective.priority, -_MOST_DOUBLINGS), _MOST_DOUBLINGS)
-    return Offer(
-        replica_id=info.replica_id,
-        device=info.device_key,
-        family=info.family,
-        slots=candidate.slots,
-        local=not info.remote,
-        value=max(info.quality - candidate.price, 0.0) * 2.0**doublings,
-        kept=worth.kept,
-        rank=worth.rank,
-        cost_s=worth.cost_s,
-        prefill_s=prediction.prefill_s,
-        network_s=prediction.network_s,
-        step_s=step_s,
-        slope=info.prior.decode_batch_slope,
-        latest_s=latest_s,
-    )
+    ends_s = None if objective.deadline_s is None else objective.deadline_s + (objective.late_s or 0.0)
+    first_s = objective.ttft_s if situation.ttft_promised else None
+    offers = []
+    for candidate in candidates:
+        info, prediction, slots = candidate.info, candidate.prediction, candidate.slots
+        prefill_s, network_s, slope = prediction.prefill_s, prediction.network_s, info.prior.decode_batch_slope
+        full_s = prediction.token_device_s * slots
+        step_s = full_s / (1.0 + slope * (slots - 1))
+        spent_s = waited_s + network_s
+        worth = judge.worth(candidate, spent_s, expected_pace_s(step_s, full_s), 0.0, 1.0)
+        latest_s = situation.wait_left_s
+        if ends_s is not None:
+            tokens = situation.length.quantile(min(max(_WORTH_BEGINNING * worth.kept, 0.01), 0.99))
+            work_s = prefill_s + (tokens - 1.0) * (step_s + full_s) / 2
+            latest_s = min(latest_s, ends_s - spent_s - work_s)
+        if first_s is not None:
+            latest_s = min(latest_s, first_s - spent_s - prefill_s)
+        offers.append(
+            Offer(
+                replica_id=info.replica_id,
+                device=info.device_key,
+                family=info.family,
+                slots=slots,
+                local=not worth.remote,
+                value=max(worth.quality - worth.price, 0.0) * 2.0**doublings,
+                kept=worth.kept,
+                rank=worth.rank,
+                cost_s=worth.cost_s,
+                prefill_s=prefill_s,
+                network_s=network_s,
+                step_s=step_s,
+                slope=slope,
+                latest_s=latest_s,
+            )
+        )
+    return offers
 
 
 def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0) -> Worth:
@@ -147,22 +168,62 @@ def worth_of(candidate: Candidate, situation: Situation, *, wait_s: float = 0.0)
 
 
 def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: float | None = 0.0) -> list[Worth]:
-    """Judge the pairings of a request, in that order; what they have in common is looked up once.
+    """Judge the pairings of a request, in that order.
 
     Args:
         wait_s: in how many seconds it would start; None: on each candidate once a slot should be free there.
     """
-    objective, length, calm = situation.objective, situation.length, situation.calm
-    deadline_s, late_s, tpot_s = objective.deadline_s, objective.late_s, objective.tpot_s
-    ttft_s = objective.ttft_s if situation.ttft_promised or deadline_s is None else None
-    waited_s, whole_tokens, mixing_cost = situation.waited_s, length.expected(), situation.settings.mixing_cost
-    longest_answer, yields = situation.longest_answer, _yields(situation)
+    judge, calm, waited_s = _Judge(situation), situation.calm, situation.waited_s
+    mixing_cost, yields = situation.settings.mixing_cost, _yields(situation)
     judged: list[Worth] = []
     for candidate in candidates:
         prediction = candidate.prediction
-        prefill_s, pace_s, tokens, kept = prediction.prefill_s, expected_pace_s(candidate), whole_tokens, 1.0
-        starts_s = waited_s + (prediction.wait_s if wait_s is None else wait_s)
-        elapsed_s = starts_s + prediction.network_s + prediction.backlog_s
+        tpot_s, network_s, queued_s = prediction.tpot_s, prediction.network_s, prediction.wait_s
+        backlog_s = prediction.ttft_s - queued_s - network_s - prediction.prefill_s
+        elapsed_s = waited_s + (queued_s if wait_s is None else wait_s) + network_s
+        if backlog_s > 0.0:
+            elapsed_s += backlog_s
+        pace_s = expected_pace_s(tpot_s, prediction.token_device_s * candidate.slots)
+        lost = candidate.at_stake * yields if wait_s is not None else 0.0
+        mixed = 1.0 if calm or candidate.favoured else mixing_cost
+        judged.append(judge.worth(candidate, elapsed_s, pace_s, lost, mixed))
+    return judged
+
+
+@final
+class _Judge:
+    """Judges the pairings of one request; what they have in common is looked up once."""
+
+    __slots__ = (
+        "_deadline_s",
+        "_late_s",
+        "_length",
+        "_longest_answer",
+        "_situation",
+        "_tpot_s",
+        "_ttft_promised",
+        "_ttft_s",
+        "_whole_tokens",
+    )
+
+    def __init__(self, situation: Situation) -> None:
+        objective, self._situation = situation.objective, situation
+        self._deadline_s, self._late_s, self._tpot_s = objective.deadline_s, objective.late_s, objective.tpot_s
+        self._ttft_promised = situation.ttft_promised
+        self._ttft_s = objective.ttft_s if self._ttft_promised or self._deadline_s is None else None
+        self._length: LengthCurve = situation.length
+        self._whole_tokens, self._longest_answer = self._length.expected(), situation.longest_answer
+
+    def worth(self, candidate: Candidate, elapsed_s: float, pace_s: float, lost: float, mixed: float) -> Worth:
+        """Judge one of them.
+
+        Args:
+            elapsed_s: accepted → its prefill begins.
+            pace_s: seconds a token.
+            lost, mixed: see `Worth`.
+        """
+        prediction, length, tokens, kept = candidate.prediction, self._length, self._whole_tokens, 1.0
+        prefill_s, deadline_s, late_s = prediction.prefill_s, self._deadline_s, self._late_s
         if deadline_s is not None:
             fits = 1.0 + (deadline_s + (late_s or 0.0) - elapsed_s - prefill_s) / pace_s
             if fits < length.cap:
@@ -170,27 +231,18 @@ def worths_of(candidates: Sequence[Candidate], situation: Situation, *, wait_s: 
             if late_s is None:
                 kept = _fits(length, deadline_s - elapsed_s, prefill_s, pace_s, prediction.pace_log_sigma)
             else:
-                kept = deadline_chance(prediction, situation, elapsed_s, pace_s)
-        if candidate.longest_answer < longest_answer:
-            kept = min(kept, whole_chance(candidate, situation))
-            tokens = min(tokens, length.expected(candidate.longest_answer))
+                kept = deadline_chance(prediction, self._situation, elapsed_s, pace_s)
+        longest_answer = candidate.longest_answer
+        if longest_answer < self._longest_answer:
+            kept = min(kept, whole_chance(candidate, self._situation))
+            tokens = min(tokens, length.expected(longest_answer))
+        ttft_s, tpot_s = self._ttft_s, self._tpot_s
         if ttft_s is not None:
             in_time = _phi_log(ttft_s - elapsed_s, prefill_s, prediction.ttft_log_sigma)
-            kept *= in_time if situation.ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
+            kept *= in_time if self._ttft_promised else _UNASKED_LATE + (1.0 - _UNASKED_LATE) * in_time
         if tpot_s is not None:
             kept *= _phi_log(tpot_s, pace_s, prediction.pace_log_sigma)
-        value = candidate.info.quality * kept - candidate.price
-        lost = candidate.at_stake * yields if wait_s is not None else 0.0
-        net = _gained(value, lost) if lost else value
-        cost_s = prefill_s + tokens * prediction.token_device_s
-        if not (calm or candidate.favoured):
-            cost_s, net = cost_s * mixing_cost, net / mixing_cost
-        judged.append(Worth(candidate, kept, value, cost_s, net, lost))
-    return judged
-
-
-def _gained(value: float, lost: float) -> float:
-    return value - lost if value - lost > _LEAST_GAIN else _LEAST_GAIN
+        return Worth(candidate, kept, prefill_s + tokens * prediction.token_device_s, lost, mixed)
 
 
 def _yields(situation: Situation) -> float:
@@ -240,11 +292,13 @@ def latest_starts_s(
     return latest_short_s, latest_long_s
 
 
-def expected_pace_s(candidate: Candidate) -> float:
-    """Seconds a token over the whole answer: others will join the batch, on their way to filling the device."""
-    prediction = candidate.prediction
-    tpot_s = prediction.tpot_s
-    joined_s = (1.0 - _JOINED) * tpot_s + _JOINED * (prediction.token_device_s * candidate.slots)
+def expected_pace_s(tpot_s: float, full_s: float) -> float:
+    """Seconds a token over the whole answer: others will join the batch, on their way to filling the device.
+
+    Args:
+        tpot_s: in the batch that it finds; full_s: in a full one.
+    """
+    joined_s = (1.0 - _JOINED) * tpot_s + _JOINED * full_s
     return joined_s if joined_s > tpot_s else tpot_s
 
 

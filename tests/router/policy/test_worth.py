@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from router.policy.slo_utility import POLICY
 from router.policy.worth import (
     _UNASKED_LATE,
     FLOOR,
+    Worth,
     deadline_chance,
     expected_pace_s,
     latest_starts_s,
@@ -50,6 +52,14 @@ def candidate(pace_s: float = 0.02, prefill_s: float = 0.3, sigma: float = 0.3, 
         pace_log_sigma=sigma,
     )
     return msgspec.structs.replace(Candidate(info("int8"), prediction, slots=4), **changes)
+
+
+def pace_s(one: Candidate) -> float:
+    return expected_pace_s(one.prediction.tpot_s, one.prediction.token_device_s * one.slots)
+
+
+def figures(judged: Sequence[Worth]) -> list[tuple[float, ...]]:
+    return [(w.kept, w.kept_in_all, w.value, w.cost_s, w.lost, w.net, w.rank) for w in judged]
 
 
 def situation(one: Candidate, length: LengthCurve = CURVE, **changes: Any) -> Situation:
@@ -90,7 +100,7 @@ def drawn(one: Candidate, pace_s: float, seed: int = 3) -> tuple[np.ndarray, np.
 def test_a_deadline_is_kept_as_often_as_in_a_simulation(deadline_s: float, sigma: float) -> None:
     one = candidate(sigma=sigma)
     case = situation(one, objective=Objective(deadline_s=deadline_s), waited_s=0.2)
-    _, finishes = drawn(one, expected_pace_s(one))
+    _, finishes = drawn(one, pace_s(one))
     simulated = (finishes + 0.2 + 0.05 <= deadline_s).mean()
     assert worth_of(one, case).kept == pytest.approx(simulated, abs=0.03)
 
@@ -124,7 +134,7 @@ def test_a_ttft_asks_nothing_of_the_length() -> None:
 @pytest.mark.parametrize("tpot_s", [0.015, 0.02, 0.03])
 def test_a_tpot_is_kept_as_often_as_in_a_simulation(tpot_s: float) -> None:
     one = candidate()
-    paces = np.random.default_rng(1).lognormal(math.log(expected_pace_s(one)), 0.3, DRAWS)
+    paces = np.random.default_rng(1).lognormal(math.log(pace_s(one)), 0.3, DRAWS)
     case = situation(one, objective=Objective(tpot_s=tpot_s))
     assert worth_of(one, case).kept == pytest.approx((paces <= tpot_s).mean(), abs=0.01)
 
@@ -176,9 +186,9 @@ def test_after_its_latest_start_a_promise_is_lost_and_before_it_is_not(objective
 
 def test_the_pace_counts_those_who_will_join() -> None:
     alone = candidate()
-    assert expected_pace_s(alone) == pytest.approx(0.02)
+    assert pace_s(alone) == pytest.approx(0.02)
     joined = msgspec.structs.replace(alone, slots=12)
-    assert expected_pace_s(joined) == pytest.approx(0.5 * 0.02 + 0.5 * 0.06)
+    assert pace_s(joined) == pytest.approx(0.5 * 0.02 + 0.5 * 0.06)
 
 
 @pytest.mark.parametrize("objective", [Objective(), Objective(deadline_s=30.0), Objective(tpot_s=9.0)])
@@ -232,9 +242,10 @@ def test_what_candidates_share_is_looked_up_once_and_changes_no_figure() -> None
     ]
     asked = Objective(ttft_s=1.0, tpot_s=0.06, deadline_s=6.0, late_s=2.0)
     case = situation(several[0], objective=asked, ttft_promised=True, candidates=tuple(several))
-    assert worths_of(several, case) == [worth_of(one, case) for one in several]
-    assert worths_of(several, case, wait_s=None) == [worth_of(one, case, wait_s=0.4) for one in several]
-    assert worths_of(several, case, wait_s=None) != worths_of(several, case)
+    now, later = figures(worths_of(several, case)), figures(worths_of(several, case, wait_s=None))
+    assert now == figures([worth_of(one, case) for one in several])
+    assert later == figures([worth_of(one, case, wait_s=0.4) for one in several])
+    assert later != now
 
 
 def test_an_offer_is_of_an_idle_device_that_runs_this_rung_alone() -> None:
