@@ -10,7 +10,7 @@ Result = dict[str, Any]
 ROWS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "batches": {"online": ("engine", "batch"), "p95_ratio": (), "slack": ("engine", "load"), "killed": ("engine",)},
     "engine_quality": {"rows": ("dtype",)},
-    "router_decision": {"rows": ("policy", "candidates")},
+    "router_decision": {"rows": ("policy", "candidates", "running")},
     "structured": {},
     "tenants": {},
 }

@@ -131,7 +131,8 @@ def _medians(rounds: list[list[dict[str, float]]]) -> dict[str, float]:
     found = {}
     for index, row in enumerate(rounds[0]):
         for figure in ("median_us", "p99_us"):
-            name = f"{figure.removesuffix('_us')}_us_{row['candidates']}_candidates"
+            beside = f"_{row['running']}_running" if row["running"] else ""
+            name = f"{figure.removesuffix('_us')}_us_{row['candidates']}_candidates{beside}"
             found[name] = _median(rows[index][figure] for rows in rounds)
     return found
 
