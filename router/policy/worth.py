@@ -332,15 +332,15 @@ def _fits(length: LengthCurve, left_s: float, prefill_s: float, pace_s: float, s
         return 0.0
     if sigma < _LEAST_SIGMA:
         sigma = _LEAST_SIGMA
-    slower, inside = math.exp(_NODE * sigma), length.within
+    slower = math.exp(_NODE * sigma)
     slowest_tokens = 1.0 + (left_s / slower - prefill_s) / pace_s
     if slowest_tokens >= length.cap:  # the longest answer fits, even then
         return 1.0
-    total = _MIDDLE_WEIGHT * inside(1.0 + (left_s - prefill_s) / pace_s) if left_s >= prefill_s else 0.0
+    total = _MIDDLE_WEIGHT * length.within(1.0 + (left_s - prefill_s) / pace_s) if left_s >= prefill_s else 0.0
     if left_s * slower >= prefill_s:
-        total += _SIDE_WEIGHT * inside(1.0 + (left_s * slower - prefill_s) / pace_s)
+        total += _SIDE_WEIGHT * length.within(1.0 + (left_s * slower - prefill_s) / pace_s)
     if left_s >= prefill_s * slower:
-        total += _SIDE_WEIGHT * inside(slowest_tokens)
+        total += _SIDE_WEIGHT * length.within(slowest_tokens)
     return total
 
 

@@ -84,7 +84,7 @@ class Configurations:
         self.version = 0
         self._rungs: dict[str, _Rung] = {}
         self._tiers: dict[_Levels, ShadowTier] = {}
-        self._run: dict[_Levels, dict[str, list[_Rung]]] = {}  # by configuration and family: the rungs that are run
+        self._of_family: dict[str, list[tuple[str, _Rung]]] = {}  # with their replicas, those of one device together
         self._levels: _Levels = (0, 0)
         self._favoured: Mapping[Place, str] = {}
         self._seen = 0
@@ -167,12 +167,9 @@ class Configurations:
             )
             for here, there in itertools.product(range(depth[0]), range(depth[1]))
         }
-        self._run = {}
-        for at, tier in self._tiers.items():
-            run: dict[str, list[_Rung]] = {}
-            for (_, family), name in tier.rungs.items():
-                run.setdefault(family, []).append(self._rungs[name])
-            self._run[at] = run
+        self._of_family = {}
+        for (_, family), names in by_place.items():
+            self._of_family.setdefault(family, []).extend([(name, self._rungs[name]) for name in names])
         levels = self._levels if self._seen else (_MOST_LEVELS, _MOST_LEVELS)
         self._favour((min(levels[0], depth[0] - 1), min(levels[1], depth[1] - 1)))
 
@@ -188,7 +185,10 @@ class Configurations:
             for family, arrivals_s in self._arrivals_s.items()
             if len(arrivals_s) >= _RATE_FROM and self._at_s - arrivals_s[-1] <= _FORGET_S
         }
-        score = {at: tier.gain + counts_for * _sustained(self._run[at], rates) for at, tier in self._tiers.items()}
+        best_first = {family: sorted(self._of_family.get(family, ()), key=_value_of, reverse=True) for family in rates}
+        score = {
+            at: tier.gain + counts_for * _sustained(best_first, tier.runs, rates) for at, tier in self._tiers.items()
+        }
         leader = max(score, key=lambda levels: score[levels])
         up = sum(leader) < sum(self._levels)
         margin = (_UP if up else _DOWN) * math.sqrt(0.25 + self._tiers[self._levels].gain)
@@ -196,11 +196,14 @@ class Configurations:
             self._favour(leader)
 
 
-def _sustained(run: Mapping[str, Sequence[_Rung]], rates: Mapping[str, float]) -> float:
+def _sustained(
+    best_first: Mapping[str, Sequence[tuple[str, _Rung]]], runs: frozenset[str], rates: Mapping[str, float]
+) -> float:
     """Value an arrival that a configuration can go on to earn, each family's most valuable devices first.
 
     Args:
-        run: by family, the rungs that devices run.
+        best_first: by family, its rungs by value.
+        runs: the replicas that devices run.
         rates: arrivals a second of each family, by which it counts; a family of which few came is not there.
     """
     if not rates:
@@ -208,13 +211,13 @@ def _sustained(run: Mapping[str, Sequence[_Rung]], rates: Mapping[str, float]) -
     value = 0.0
     for family, rate in rates.items():
         left = 1.0
-        for rung in sorted(run.get(family, ()), key=_value_of, reverse=True):
-            if rung.seen:
+        for name, rung in best_first[family]:
+            if rung.seen and name in runs:
                 part = min(left, 1.0 / max(rung.cost_s * rate, 1e-9))
                 value += part * rung.value * rate
                 left -= part
     return value / sum(rates.values())
 
 
-def _value_of(rung: _Rung) -> float:
-    return rung.value
+def _value_of(rung: tuple[str, _Rung]) -> float:
+    return rung[1].value

@@ -205,10 +205,10 @@ class _Sent:
             len(self.attempts),
             self._textless_tokens,
             _Left(self.attempts),
-            len(self.unopened),
-            self._unopened_tokens,
-            self._unopened_answer_tokens,
-            self._awaited(),
+            unopened=len(self.unopened),
+            unopened_prefill_tokens=self._unopened_tokens,
+            unopened_decode_tokens=self._unopened_answer_tokens,
+            awaited=self._awaited(),
         )
 
     def _awaited(self) -> Awaited | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, final
 
-from router.base.structs import FrozenStruct
 from router.signals.level import Level
 from router.signals.prefill import PrefillLine
 from router.signals.token_clock import TokenClock
@@ -33,7 +32,8 @@ def _upper(start_log: float = _INITIAL_HIGH_LOG) -> BandedQuantile:
     return BandedQuantile(COVERAGE, start_log, least=0.0)
 
 
-class Figures(FrozenStruct, frozen=True):
+@final
+class Figures:
     """A replica's speeds at a time.
 
     Attributes:
@@ -41,24 +41,26 @@ class Figures(FrozenStruct, frozen=True):
         a_s, b_s: of its prefill, the level included; prefill_sigma: spread of its log errors.
     """
 
-    at_s: float
-    step_s: float
-    slope: float
-    a_s: float
-    b_s: float
-    prefill_sigma: float
+    __slots__ = ("a_s", "at_s", "b_s", "prefill_sigma", "slope", "step_s")
+
+    def __init__(
+        self, *, at_s: float, step_s: float, slope: float, a_s: float, b_s: float, prefill_sigma: float
+    ) -> None:
+        self.at_s, self.step_s, self.slope = at_s, step_s, slope
+        self.a_s, self.b_s, self.prefill_sigma = a_s, b_s, prefill_sigma
 
 
-class Factors(FrozenStruct, frozen=True):
+@final
+class Factors:
     """What is learnt of one band of a device's occupancy, as factors."""
 
-    pace_bias: float
-    pace_high: float
-    ttft_bias: float
-    ttft_high: float
-    finish_high: float
-    wait: float
-    wait_high: float
+    __slots__ = ("finish_high", "pace_bias", "pace_high", "ttft_bias", "ttft_high", "wait", "wait_high")
+
+    def __init__(self, device: Device, band: int) -> None:
+        self.pace_bias, self.pace_high = math.exp(device.pace_bias.log(band)), math.exp(device.pace_high.log(band))
+        self.ttft_bias, self.ttft_high = math.exp(device.ttft_bias.log(band)), math.exp(device.ttft_high.log(band))
+        self.finish_high = math.exp(device.finish_high.log(band))
+        self.wait, self.wait_high = math.exp(device.wait_log), math.exp(device.wait_high.log(0))
 
 
 @dataclass(slots=True)
@@ -140,15 +142,7 @@ class Device:
         """Return the factors of a band."""
         found = self._factors.get(band)
         if found is None:
-            found = self._factors[band] = Factors(
-                pace_bias=math.exp(self.pace_bias.log(band)),
-                pace_high=math.exp(self.pace_high.log(band)),
-                ttft_bias=math.exp(self.ttft_bias.log(band)),
-                ttft_high=math.exp(self.ttft_high.log(band)),
-                finish_high=math.exp(self.finish_high.log(band)),
-                wait=math.exp(self.wait_log),
-                wait_high=math.exp(self.wait_high.log(0)),
-            )
+            found = self._factors[band] = Factors(self, band)
         return found
 
     def changed(self) -> None:

@@ -138,7 +138,7 @@ class _Table:
             return
         cells = self.cells
         for bin_ in range(first, last):
-            cells[bin_] += 1.0
+            cells[bin_] = cells[bin_] + 1.0  # compiled, `+=` would add objects rather than numbers
 
     def ended(self, bin_: int) -> None:
         np.multiply(self.at_risk, _FORGETS, self.at_risk)

@@ -219,13 +219,14 @@ class ShadowTier:
         rungs: device and family → the replica that it runs.
 
     Attributes:
+        runs: the replicas among them.
         gain: value of what kept its promise; the owner lets it fade.
     """
 
     def __init__(self, rungs: Mapping[tuple[str, str], str]) -> None:
         self.rungs = rungs
         self.gain = 0.0
-        self._runs = frozenset(rungs.values())
+        self.runs = frozenset(rungs.values())
         self._devices: dict[str, _Device] = {}
         self._waiting: list[_Waiting] = []
 
@@ -251,7 +252,7 @@ class ShadowTier:
         """Return one offer by device: of the rung that it runs, or where that cannot serve it, of another."""
         found: dict[str, Offer] = {}
         for offer in offers:
-            if offer.device not in found or offer.replica_id in self._runs:
+            if offer.device not in found or offer.replica_id in self.runs:
                 found[offer.device] = offer
         return found
 

@@ -37,8 +37,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self) -> None:
         self.now_s = 0.0
         self._ready: deque[_Handle] = deque()
-        self._timers: list[tuple[float, int, _Handle]] = []
-        self._order = 0
+        self._times: list[float] = []  # a heap
+        self._timers: dict[float, list[_Handle]] = {}  # by time, in the order in which they were set
 
     def time(self) -> float:
         return self.now_s
@@ -61,14 +61,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def _run(self, task: asyncio.Task[Any]) -> None:
-        ready, timers = self._ready, self._timers
+        ready, times, timers = self._ready, self._times, self._timers
         while not task.done():
             if not ready:
-                if not timers:
+                if not times:
                     raise NothingLeft("the simulation hangs: every task waits, and no timer is set")
-                now_s = self.now_s = max(self.now_s, timers[0][0])
-                while timers and timers[0][0] <= now_s:
-                    ready.append(heapq.heappop(timers)[2])
+                now_s = self.now_s = max(self.now_s, times[0])
+                while times and times[0] <= now_s:
+                    ready.extend(timers.pop(heapq.heappop(times)))
             while ready:
                 handle = ready.popleft()
                 callback = handle.callback
@@ -90,8 +90,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
         handle = _Handle(callback, args, context)
-        self._order += 1
-        heapq.heappush(self._timers, (when, self._order, handle))
+        together = self._timers.get(when)
+        if together is None:
+            self._timers[when] = [handle]
+            heapq.heappush(self._times, when)
+        else:
+            together.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
