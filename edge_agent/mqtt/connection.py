@@ -23,6 +23,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_agent.mqtt.config import FleetConfig
 from edge_agent.mqtt.network import NetworkClient
+from router.base.tls import with_clock
 
 log = structlog.get_logger("edge_agent.fleet")
 
@@ -334,7 +335,7 @@ class Connection:
             return
         if self._end is None:
             kind: EndKind = "closed" if self._closing else "lost" if self._connected.done() else "unreachable"
-            self._end = End(kind, str(error) if error is not None else "the connection was closed")
+            self._end = End(kind, with_clock(str(error)) if error is not None else "the connection was closed")
             if error is not None and not isinstance(error, OSError):
                 log.error("the MQTT network thread failed", error=repr(error))
         failure = ConnectionEnded(self._end.reason)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ssl
+import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 from router.base.errors import ConfigError
@@ -39,3 +41,15 @@ def client_context(
         named = ", ".join(str(path) for path in (ca_file, cert_file, key_file) if path)
         raise ConfigError(f"TLS: cannot use {named or 'the system authorities'}: {error}", param="tls") from error
     return context
+
+
+def with_clock(why: str, wall_s: float | None = None) -> str:
+    """Add this machine's time to an error about a certificate's: a device whose clock has no battery begins in 1970.
+
+    Args:
+        wall_s: Unix time; None is now.
+    """
+    if "not yet valid" not in why and "has expired" not in why:
+        return why
+    here = datetime.fromtimestamp(time.time() if wall_s is None else wall_s, timezone.utc)
+    return f"{why}; the clock of this machine says {here:%Y-%m-%d %H:%M} UTC"

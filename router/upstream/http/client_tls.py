@@ -8,7 +8,7 @@ import httpx
 import structlog
 
 from router.base.errors import ConfigError, in_words
-from router.base.tls import client_context
+from router.base.tls import client_context, with_clock
 
 log = structlog.get_logger("router.gateway")
 
@@ -54,7 +54,7 @@ class ClientTls:
 
     def in_words(self, error: Exception) -> str:
         """Say what an error of a probe means: a server tells nobody but its own log that it refused a certificate."""
-        words = in_words(error)
+        words = with_clock(in_words(error))
         if not isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
             return words
         shown = self._files[1]

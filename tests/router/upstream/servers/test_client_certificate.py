@@ -67,6 +67,19 @@ async def test_who_has_no_certificate_to_show_is_told_which_key_names_one(files:
             await until(lambda: "perhaps it asks for a certificate (client_cert)" in tier.unreached)
 
 
+async def test_a_server_whose_certificate_is_not_valid_yet_is_told_beside_this_machines_own_time(files: Files) -> None:
+    soon = dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=300)
+    made = files.authority.issue_cert("localhost", not_before=soon, not_after=soon + dt.timedelta(days=9))
+    files.key.write_bytes(made.private_key_pem.bytes())
+    files.cert.write_bytes(made.cert_chain_pems[0].bytes())
+    options = ServerOptions(poll_interval_s=0.03, ca_file=files.ca)
+    async with secured(files.settings()) as (port, _):
+        tier = UpstreamTier(f"https://localhost:{port}", link=Link("up"), clock=MonotonicClock(), options=options)
+        async with tier:
+            await until(lambda: "not yet valid" in tier.unreached)
+            assert "the clock of this machine says 20" in tier.unreached
+
+
 def test_half_of_a_renewal_changes_nothing_and_is_told_once(files: Files, device: ServerOptions) -> None:
     tls = ClientTls(device.ca_file, device.client_cert, device.client_key)
     assert not tls.renewed()
