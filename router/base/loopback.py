@@ -31,6 +31,8 @@ def _is_loopback_address(host: str) -> bool:
 def is_local_page(origin: str) -> bool:
     """Say whether a web page of this `origin` was served by this machine."""
     try:
-        return is_loopback(urlsplit(origin).hostname or "")
+        page = urlsplit(origin)
+        host, _ = page.hostname, page.port  # where several are named, the port of the first is no number
     except ValueError:
         return False
+    return is_loopback(host or "")

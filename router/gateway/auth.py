@@ -30,8 +30,8 @@ CALLER = "overspill.caller"
 """Of a scope: the `Caller` who was let in; absent on a page that is open to all."""
 PAGE_ALLOWED = "overspill.page_allowed"
 """Of a scope: an operator lets pages of the origin that it names read answers (`router.gateway.http.cors`)."""
-HEADERS = "overspill.headers"
-"""Of a scope: its headers as `wire.headers.lower_case` reads them."""
+_HEADERS = "overspill.headers"
+"""Of a scope: its headers as `headers_of` has read them."""
 CERTIFICATE = "overspill.certificate"
 """Of a scope: the digest of the client certificate that this tier's own TLS has verified; absent without one."""
 ADMITTED = "overspill.admitted"
@@ -46,6 +46,14 @@ _MAX_ADDRESS_CHARS = 64  # with the zone of its interface; what is longer is non
 _PROXIED = ("x-forwarded-host", "x-original-host", "x-real-ip")
 _CAME_BY_PROXY = ("via", "x-forwarded-proto")
 _NAMES_CALLER = frozenset({"x-forwarded-for", "forwarded", "x-real-ip"})
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Return the headers of a request as `wire.headers.lower_case` reads them, which is done once."""
+    headers: dict[str, str] | None = scope.get(_HEADERS)
+    if headers is None:
+        headers = scope[_HEADERS] = wire_headers.lower_case(scope["headers"])
+    return headers
 
 
 class Authentication:
@@ -63,7 +71,7 @@ class Authentication:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        headers = scope[HEADERS] = wire_headers.lower_case(scope["headers"])
+        headers = headers_of(scope)
         if scope["path"] in OPEN_PATHS:
             if not _SAYS_WHO.isdisjoint(headers):  # load and credits are told to those let in
                 with contextlib.suppress(OverspillError):

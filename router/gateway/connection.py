@@ -62,9 +62,7 @@ class ServerSettings(uvicorn.Config):
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=close_s,
-            # A proxy on this host may name the caller, so that "loopback only" also holds behind it.
-            proxy_headers=True,
-            forwarded_allow_ips=["127.0.0.1", "::1"],
+            proxy_headers=False,  # `router.gateway.http.front` sees to them
         )
         self.limits = limits
         self.table = ConnectionTable(limits.max_connections)

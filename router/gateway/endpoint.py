@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Refused, Unavailable
 from router.base.timers import Interrupted
-from router.gateway.auth import CALLER, HEADERS
+from router.gateway.auth import CALLER, headers_of
 from router.gateway.bodies import BodyRoom, BodyShare, ClientGone, checked, read_body
 from router.gateway.client import CONNECTION, Client, Connection
 from router.gateway.deps import GatewayDeps
@@ -178,7 +178,7 @@ def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
     return RequestContext(
         method=scope["method"],
         path=path,
-        headers=scope[HEADERS] if HEADERS in scope else wire_headers.lower_case(scope["headers"]),
+        headers=headers_of(scope),
         params=scope.get("path_params", {}),
         dialect=dialect_of(path),
         share=BodyShare(room, caller.digest),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.records.record import DecisionLog, DecisionRecord
+from router.gateway.app import create_app
+from router.gateway.connection import ConnectionLimits
+from router.gateway.listener import Listener, bind
 from router.values.request import Objective
 from router.values.settings import RouterSettings
 from router.wire.names import PRIORITY
@@ -230,3 +234,14 @@ async def test_what_a_form_may_send_is_no_inference(kind: str) -> None:
         for path, body in ((CHAT, BODY), (f"/v2/models/{FAMILY}/infer", INFER)):
             reply = await http.post(path, json=body, headers={"content-type": kind})
             assert reply.status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("names", "status"), [("10.0.0.5", 401), ("127.0.0.1", 200), ("127.0.0.1, 10.0.0.5", 401), ("10.0.0.5, ::1", 401)]
+)
+async def test_a_proxy_on_this_host_names_the_caller_to_the_tiers_own_server(names: str, status: int) -> None:
+    with bind("127.0.0.1", 0, "gateway") as bound:
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1/models"
+        async with Listener(create_app(gateway_deps()), ConnectionLimits()).running(bound), httpx.AsyncClient() as http:
+            assert (await http.get(url)).status_code == 200
+            assert (await http.get(url, headers={"x-forwarded-for": names})).status_code == status

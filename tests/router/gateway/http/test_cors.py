@@ -73,6 +73,14 @@ async def test_a_configured_page_may_read_also_where_no_keys_are_set_and_no_othe
     assert "access-control-allow-origin" not in other.headers
 
 
+async def test_who_names_two_pages_is_none_of_them() -> None:
+    twice = [("origin", "http://localhost:3000"), ("origin", "https://evil.example")]
+    async with client_of(gateway_deps()) as http:
+        reply = await http.post("/v1/chat/completions", json=CHAT, headers=twice)
+    assert reply.status_code == 401
+    assert "access-control-allow-origin" not in reply.headers
+
+
 async def test_errors_can_be_read_too() -> None:
     async with client_of(gateway_deps(api_keys={"k": 0}, **configured(allow_origins=(APP,)))) as http:
         for path in ("/v1/models", "/nothing"):
