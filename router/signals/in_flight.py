@@ -265,8 +265,11 @@ class InFlight:
 
     def on(self, replica_ids: Iterable[str]) -> list[Attempt]:
         """Return the attempts on some replicas, in the order in which those of each began."""
-        by_replica = self._by_replica
-        return [attempt for name in replica_ids if name in by_replica for attempt in by_replica[name].attempts]
+        found: list[Attempt] = []
+        for name in replica_ids:
+            if name in self._by_replica:
+                found += self._by_replica[name].attempts
+        return found
 
     def without_text(self, replica_id: str) -> int:
         """Count the requests on a replica of which no text has come yet."""

@@ -269,11 +269,14 @@ class DecisionLog:
 
     def add(self, record: DecisionRecord) -> None:
         own = self._records.setdefault(record.caller, OrderedDict())
-        if record.request_id not in own:
+        if record.request_id in own:
+            own.move_to_end(record.request_id)
+        elif self._size >= self.capacity and 0 < len(own) == self._most:  # in place of its own oldest
+            own.popitem(last=False)
+        else:
             self._size += 1
             self._count(record.caller, len(own), len(own) + 1)
         own[record.request_id] = record
-        own.move_to_end(record.request_id)
         self.trim()
 
     def trim(self) -> None:
