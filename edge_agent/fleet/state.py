@@ -29,9 +29,12 @@ _FAILING_DISK = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO})
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a crash leaves the old or the new content, on disk and whole.
 
+    Its folder is made where it is missing: at the start the disk may have been read-only.
+
     Raises:
         OSError: the disk is full, read-only or gone; the old content stays.
     """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     try:
         with new.open("wb") as file:

@@ -292,6 +292,9 @@ def _move_aside(path: Path, error: sqlite3.DatabaseError) -> bool:
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
+    if path is not None:
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     db = sqlite3.connect(path if path is not None else ":memory:", check_same_thread=False, timeout=5.0)
     try:
         if path is not None:

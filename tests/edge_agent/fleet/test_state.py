@@ -16,6 +16,7 @@ from edge_agent.mqtt.config import FleetConfig, FleetTls
 from router.base.config import decode
 from router.base.errors import ConfigError
 from router.fleetwire.documents import DesiredConfig
+from tests.support.disks import small_disk
 
 WANTED = DesiredConfig(version=4, issued_at=dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc), router={"a": {"b": [1]}})
 
@@ -52,6 +53,21 @@ def test_two_agents_cannot_share_a_folder(tmp_path: Path) -> None:
     first.close()
     second.open()
     second.close()
+
+
+@pytest.mark.process
+def test_a_disk_that_was_read_only_at_the_start_is_used_once_it_is_not(tmp_path: Path) -> None:
+    """Its folder could not be made then: it was missed at every later try."""
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        disk.remount("ro")
+        state = StateDir(disk.folder / "deep" / "state")
+        state.open()
+        assert not state.save(applied(Knowledge(), WANTED))
+        assert "Read-only file system" in state.fault
+        disk.remount("rw")
+        assert state.save(applied(Knowledge(), WANTED))
+        assert state.load() == applied(Knowledge(), WANTED)
+        state.close()
 
 
 @settings(max_examples=15)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edge_agent.outbox.outbox import Outbox, Row
+from tests.support.disks import small_disk
 from tests.support.paths import REPOSITORY
 
 
@@ -208,6 +209,19 @@ def test_a_folder_that_cannot_hold_a_file_leads_to_memory() -> None:
     assert outbox.put(telemetry(1))
     assert outbox.stats().in_memory
     outbox.close()
+
+
+@pytest.mark.process
+def test_a_disk_that_was_read_only_at_the_start_is_used_once_it_is_not(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        disk.remount("ro")
+        outbox = opened(disk.folder / "deep" / "outbox.db", retry_disk_s=0.0)
+        assert outbox.put(telemetry(1))
+        assert outbox.stats().in_memory
+        disk.remount("rw")
+        assert outbox.put(telemetry(2))
+        assert not outbox.stats().in_memory
+        outbox.close()
 
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
