@@ -151,4 +151,4 @@ def _calls_of(request: ApiRequest) -> AnswerCalls | None:
     prompt = request.prompt
     if not isinstance(prompt, ChatPrompt) or prompt.tools is None or not prompt.tools.callable:
         return None
-    return AnswerCalls(request.continuation, legacy=request.legacy_functions)
+    return AnswerCalls(request.continuation, legacy=request.legacy_functions, customs=request.custom_tools)

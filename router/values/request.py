@@ -117,6 +117,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
         priority, deadline_s: the header of the same meaning beats them.
         continuation: text of the answer that another replica already emitted.
         legacy_functions: calls are told in OpenAI's older way.
+        custom_tools: of these the calls are told as text.
         cache_salt: of whom the caller speaks for; the header of the same meaning beats it.
     """
 
@@ -125,6 +126,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     continuation: str = ""
     legacy_functions: bool = False
+    custom_tools: frozenset[str] = frozenset()
     others: tuple[Prompt, ...] = ()
     n: int = 1
     echo: bool = False

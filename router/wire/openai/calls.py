@@ -8,6 +8,7 @@ from typing import Any
 from router.values.call_reader import CallReader
 from router.values.chunk import FinishReason
 from router.values.tool_calls import CallDelta
+from router.wire.openai.custom_text import CustomText
 
 
 class AnswerCalls:
@@ -16,11 +17,14 @@ class AnswerCalls:
     Args:
         said: text of it that was told before.
         legacy: calls are told as `function_call`.
+        customs: tools whose calls are told as text.
     """
 
-    def __init__(self, said: str = "", *, legacy: bool = False) -> None:
+    def __init__(self, said: str = "", *, legacy: bool = False, customs: frozenset[str] = frozenset()) -> None:
         self._reader = CallReader.behind(said)
         self._legacy = legacy
+        self._customs = customs
+        self._texts: dict[int, CustomText] = {}
 
     def deltas(self, text: str) -> list[dict[str, object]]:
         """Return what further text adds to the message."""
@@ -36,14 +40,16 @@ class AnswerCalls:
     def _delta(self, piece: str | CallDelta) -> dict[str, object]:
         if isinstance(piece, str):
             return {"content": piece}
+        if piece.name in self._customs:
+            self._texts[piece.index] = CustomText()
+        if (text := self._texts.get(piece.index)) is not None:
+            custom = {"name": piece.name} if piece.name else {}
+            return _call(piece, "custom", {**custom, "input": text.feed(piece.arguments)})
         function = {"name": piece.name} if piece.name else {}
         function["arguments"] = piece.arguments
         if self._legacy:
             return {"function_call": function}
-        call: dict[str, object] = {"index": piece.index}
-        if piece.name:
-            call |= {"id": call_id(), "type": "function"}
-        return {"tool_calls": [{**call, "function": function}]}
+        return _call(piece, "function", function)
 
 
 def whole_message(text: str, reason: FinishReason, calls: AnswerCalls) -> tuple[dict[str, object], str]:
@@ -69,19 +75,26 @@ def call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+def _call(piece: CallDelta, kind: str, told: dict[str, str]) -> dict[str, object]:
+    """Return a piece of a call; the first one says what it is."""
+    head: dict[str, object] = {"id": call_id(), "type": kind} if piece.name else {}
+    return {"tool_calls": [{"index": piece.index, **head, kind: told}]}
+
+
 def _join(called: list[dict[str, object]], delta: dict[str, object]) -> None:
     if "function_call" in delta:
         piece = delta["function_call"]
         whole = called[0] if called else {}
-        called[:] = [_joined(whole, piece)]  # type: ignore[arg-type]
+        called[:] = [_joined(whole, piece, "arguments")]  # type: ignore[arg-type]
         return
     pieces: Any = delta["tool_calls"]
     call: dict[str, Any] = pieces[0]
+    kind, grows = ("custom", "input") if "custom" in call else ("function", "arguments")
     if "id" in call:
-        called.append({"id": call["id"], "type": "function", "function": call["function"]})
+        called.append({"id": call["id"], "type": kind, kind: call[kind]})
     elif called:
-        called[-1]["function"] = _joined(called[-1]["function"], call["function"])  # type: ignore[arg-type]
+        called[-1][kind] = _joined(called[-1][kind], call[kind], grows)  # type: ignore[arg-type]
 
 
-def _joined(whole: dict[str, str], piece: dict[str, str]) -> dict[str, object]:
-    return {**whole, **piece, "arguments": whole.get("arguments", "") + piece["arguments"]}
+def _joined(whole: dict[str, str], piece: dict[str, str], grows: str) -> dict[str, object]:
+    return {**whole, **piece, grows: whole.get(grows, "") + piece[grows]}

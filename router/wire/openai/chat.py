@@ -19,7 +19,7 @@ from router.wire.openai.media import media_in
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.sampling import Effort, TopLogprobs, sampling_of
 from router.wire.openai.template_kwargs import template_kwargs_of
-from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, functions_of, tools_of
+from router.wire.openai.tools import Function, FunctionChoice, NamedTool, RawTool, custom_names, functions_of, tools_of
 from router.wire.openai.unserved import Unserved, only
 
 MAX_MESSAGES = 16_384
@@ -90,7 +90,7 @@ def decode_chat(body: bytes) -> ApiRequest:
         sampling = replace(sampling, reasoning_effort=raw.reasoning_effort)
     request = request_of(raw, prompt, continuation, sampling)
     _refuse_constraint_beside(prompt.tools, request.sampling.constraint)
-    return request if legacy is None else replace(request, legacy_functions=True)
+    return replace(request, legacy_functions=legacy is not None, custom_tools=custom_names(raw.tools))
 
 
 def _refuse_constraint_beside(tools: Tools | None, constraint: Constraint | None) -> None:

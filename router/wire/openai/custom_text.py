@@ -1,9 +1,24 @@
-"""The text of a call of a custom tool, out of the JSON object that its arguments are, as it comes."""
+"""Custom tools, which are called with text: as functions, which models are shown, and that text out of their calls."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from router.base.errors import InvalidRequest
+
+TEXT = "input"
+"""The argument that the text is."""
+TEXT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {TEXT: {"type": "string"}},
+    "required": [TEXT],
+    "additionalProperties": False,
+}
 
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _ANY_BEGIN = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?')
@@ -17,8 +32,28 @@ _WHOLE = re.compile(
 )
 
 
+def arguments_of_text(text: str) -> str:
+    """Return the arguments of a call that holds text."""
+    return orjson.dumps({TEXT: text}).decode()
+
+
+def refuse_grammar(wanted: Mapping[str, Any] | None, at: str) -> None:
+    """Check the `format` of a custom tool.
+
+    Raises:
+        InvalidRequest: it is not free text.
+    """
+    if wanted is not None and wanted.get("type") != "text":
+        raise InvalidRequest(
+            f'`{at}`: the text of a custom tool is not held to a grammar here: send {{"type": "text"}}', param=at
+        )
+
+
 class CustomText:
-    """Reads one call. Arguments of another form, of a server that keeps to no schema, are its text as they stand."""
+    """Reads the text of one call, as it comes.
+
+    Arguments of another form, of a server that keeps to no schema, are its text as they stand.
+    """
 
     def __init__(self) -> None:
         self._held = ""

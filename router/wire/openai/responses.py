@@ -17,11 +17,11 @@ from router.wire.body import decode_json
 from router.wire.names import checked_field_names
 from router.wire.openai.chat import MAX_MESSAGES
 from router.wire.openai.constraints import JsonSchema, schema_constraint
+from router.wire.openai.custom_text import arguments_of_text
 from router.wire.openai.media import RawImage, image_of, media_in
 from router.wire.openai.responses_tools import (
     ResponsesChoice,
     ResponsesTool,
-    arguments_of_text,
     function_name,
     functions_shown,
 )

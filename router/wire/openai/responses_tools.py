@@ -6,22 +6,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from router.base.errors import InvalidRequest
 from router.values.tool_calls import Tools
+from router.wire.openai.custom_text import TEXT_SCHEMA, refuse_grammar
 from router.wire.openai.tools import Function, FunctionName, NamedTool, RawTool, tools_of
 
-TEXT = "input"
-"""The argument that a custom tool's text is."""
-
-_TEXT_SCHEMA = {
-    "type": "object",
-    "properties": {TEXT: {"type": "string"}},
-    "required": [TEXT],
-    "additionalProperties": False,
-}
 _OPTIONAL = ("web_search", "web_search_preview", "image_generation")
 """OpenAI's own servers run these, a model may do without, and agents offer them unasked."""
 
@@ -99,11 +90,6 @@ def function_name(namespace: str | None, name: str) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def arguments_of_text(text: str) -> str:
-    """Return the arguments of a call that holds text."""
-    return orjson.dumps({TEXT: text}).decode()
-
-
 def functions_shown(
     tools: Sequence[ResponsesTool], choice: str | ResponsesChoice | None, *, parallel: bool | None
 ) -> Tools | None:
@@ -140,12 +126,8 @@ def _function(tool: ResponsesTool, at: str, namespace: str | None) -> RawTool:
     name = function_name(namespace, tool.name)
     if tool.type == "function":
         return RawTool("function", Function(name, tool.description, tool.parameters, tool.strict))
-    if tool.format is not None and tool.format.get("type") != "text":
-        raise InvalidRequest(
-            f'`{at}.format`: the text of a custom tool is not held to a grammar here: send {{"type": "text"}}',
-            param=f"{at}.format",
-        )
-    return RawTool("function", Function(name, tool.description, _TEXT_SCHEMA, strict=True))
+    refuse_grammar(tool.format, f"{at}.format")
+    return RawTool("function", Function(name, tool.description, TEXT_SCHEMA, strict=True))
 
 
 def _named(choice: ResponsesChoice, names: CallNames) -> NamedTool:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from router.base.errors import InvalidRequest
 from router.base.json_input import UNREADABLE
 from router.values.tool_calls import Tool, ToolCall, ToolChoice, Tools
+from router.wire.openai.custom_text import TEXT_SCHEMA, arguments_of_text, refuse_grammar
 
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")]
@@ -22,9 +23,16 @@ class Function(msgspec.Struct, frozen=True):
     strict: bool | None = None
 
 
+class Custom(msgspec.Struct, frozen=True):
+    name: FunctionName
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class RawTool(msgspec.Struct, frozen=True):
     type: str
     function: Function | None = None
+    custom: Custom | None = None
 
 
 class NamedTool(msgspec.Struct, frozen=True):
@@ -40,6 +48,13 @@ class NamedTool(msgspec.Struct, frozen=True):
     type: str = "function"
     function: Named | None = None
     allowed_tools: Allowed | None = None
+    custom: Named | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the tool that it names, empty where it names none."""
+        named = self.custom if self.type == "custom" else self.function
+        return "" if named is None else named.name
 
 
 class RawCall(msgspec.Struct, frozen=True):
@@ -47,9 +62,14 @@ class RawCall(msgspec.Struct, frozen=True):
         name: str
         arguments: str = "{}"
 
+    class CalledWithText(msgspec.Struct, frozen=True):
+        name: str
+        input: str = ""
+
     id: str = ""
     type: str = "function"
     function: Called | None = None
+    custom: CalledWithText | None = None
 
 
 def tools_of(
@@ -96,6 +116,9 @@ def calls_of(raw: list[RawCall], at: str) -> tuple[ToolCall, ...]:
     """
     calls = []
     for index, call in enumerate(raw):
+        if call.custom is not None:
+            calls.append(ToolCall(call.id, call.custom.name, arguments_of_text(call.custom.input)))
+            continue
         if call.function is None:
             raise InvalidRequest(f"`{at}[{index}].function` is required", param=f"{at}[{index}].function")
         calls.append(ToolCall(call.id, call.function.name, arguments_of(call.function.arguments)))
@@ -115,10 +138,22 @@ def arguments_of(text: str) -> str:
     return text or "{}" if isinstance(value, dict) else msgspec.json.encode({"invalid_json": text}).decode()
 
 
+def custom_names(tools: list[RawTool] | None) -> frozenset[str]:
+    """Return the names of the tools that are called with text."""
+    return frozenset(tool.custom.name for tool in tools or [] if tool.type == "custom" and tool.custom is not None)
+
+
 def _tool(raw: RawTool, at: str) -> Tool:
-    if raw.type != "function" or raw.function is None:
-        raise InvalidRequest(f"`{at}`: `{raw.type[:40]}` is not served: send tools of type `function`", param=at)
-    return tool_of(raw.function)
+    if raw.type not in ("function", "custom"):
+        raise InvalidRequest(
+            f"`{at}`: `{raw.type[:40]}` is not served: send tools of type `function` or `custom`", param=at
+        )
+    if raw.type == "function" and raw.function is not None:
+        return tool_of(raw.function)
+    if raw.type == "function" or raw.custom is None:
+        raise InvalidRequest(f"`{at}`: a tool of type `{raw.type}` has a `{raw.type}`", param=at)
+    refuse_grammar(raw.custom.format, f"{at}.custom.format")
+    return tool_of(Function(raw.custom.name, raw.custom.description, TEXT_SCHEMA, strict=True))
 
 
 def _allowed(offered: tuple[Tool, ...], allowed: NamedTool.Allowed | None) -> tuple[tuple[Tool, ...], str]:
@@ -129,7 +164,7 @@ def _allowed(offered: tuple[Tool, ...], allowed: NamedTool.Allowed | None) -> tu
     """
     if allowed is None or not allowed.tools:
         raise InvalidRequest("`tool_choice.allowed_tools` names no tools", param="tool_choice.allowed_tools")
-    names = {tool.function.name if tool.function is not None else "" for tool in allowed.tools}
+    names = {tool.name for tool in allowed.tools}
     unknown = names - {tool.name for tool in offered}
     if unknown:
         raise InvalidRequest(f"`tool_choice`: `{min(unknown)[:64]}` is none of the `tools`", param="tool_choice")
@@ -143,14 +178,16 @@ def _chosen(offered: tuple[Tool, ...], choice: str | NamedTool | None, at: str, 
     if len(set(names)) < len(names):
         raise InvalidRequest("`tools`: two have one name", param="tools")
     if isinstance(choice, NamedTool):
-        if choice.type != "function":
+        if choice.type not in ("function", "custom"):
             raise InvalidRequest(
-                f"`{at}`: `{choice.type[:40]}` is not served: name a `function`, or `allowed_tools`", param=at
+                f"`{at}`: `{choice.type[:40]}` is not served: name a `function` or a `custom` tool, or `allowed_tools`",
+                param=at,
             )
-        name = choice.function.name if choice.function is not None else ""
-        if name not in names:
-            raise InvalidRequest(f"`{at}`: `{name[:64]}` is none of the `tools`", param=at)
-        return Tools(offered, ToolChoice.REQUIRED, name, parallel=False)
+        if not choice.name:
+            raise InvalidRequest(f"`{at}`: a tool of type `{choice.type}` is named by `{choice.type}.name`", param=at)
+        if choice.name not in names:
+            raise InvalidRequest(f"`{at}`: `{choice.name[:64]}` is none of the `tools`", param=at)
+        return Tools(offered, ToolChoice.REQUIRED, choice.name, parallel=False)
     known = {kind.value: kind for kind in ToolChoice}
     if choice is not None and choice not in known:
         raise InvalidRequest(f"`{at}`: `{choice[:40]}`: expected one of {', '.join(known)}, or a tool", param=at)
