@@ -86,18 +86,16 @@ def serve(
     engine: ServingEngineOption = None,
 ) -> None:
     """Serve models until SIGTERM or Ctrl-C, then drain."""
-    import uvloop  # noqa: PLC0415 - `overspill cloud --help` stays quick
-
-    from cloud_tier import server  # noqa: PLC0415
+    from cloud_tier import server  # noqa: PLC0415 - `overspill cloud --help` stays quick
     from cloud_tier.plan import make_plan  # noqa: PLC0415
-    from router.base import logs  # noqa: PLC0415
+    from router.base import logs, loop  # noqa: PLC0415
 
     with _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine)) as settings:
         logs.configure(settings.server.log_level, settings.server.log_format)
         plan = make_plan(settings)
         spare_what_was_imported()
         move_heap()
-        uvloop.run(server.serve(plan))
+        loop.run(server.serve(plan))
 
 
 @app.command()

@@ -364,12 +364,12 @@ def serve(config: EdgeConfig) -> None:
     Raises:
         OverspillError: startup failed.
     """
-    import uvloop  # noqa: PLC0415  (not needed to check a configuration, nor on Windows)
+    from router.base import loop  # noqa: PLC0415  (not needed to check a configuration, nor on Windows)
 
     async def live() -> None:
         await EdgeAgent(config).run()
 
-    uvloop.run(live())
+    loop.run(live())
 
 
 def _problems(replicas: Sequence[ServedHere]) -> str:
