@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from router.base.errors import (
 )
 from router.cache.exact import AnswerCache
 from router.cache.meaning import meaning_of
+from router.gateway.beside import Beside
 from router.gateway.bodies import BodyRoom
 from router.gateway.deps import GatewayDeps
 from router.gateway.echo import prompt_alone, prompt_used
@@ -62,6 +63,7 @@ class Intake:
         self.metrics = metrics
         self.room = BodyRoom(deps.limits)
         self.turns = Turns()
+        self.beside = Beside()
         self._links = Links(deps.media)
         self._in_flight: set[str] = set()
         metrics.in_flight.set_function(lambda: len(self._in_flight))
@@ -211,7 +213,7 @@ class Intake:
         attempts_left = wire_headers.attempts_left(context.headers)
         began = time.perf_counter()
         try:
-            size = await self._count(api_request)
+            size = await self._count(context, api_request)
         except ContextTooLong as error:
             raise self._perhaps_later(error, self.deps.dispatcher.unreached(objective.locality)) from error
         counted = time.perf_counter()
@@ -318,11 +320,13 @@ class Intake:
         self.metrics.priorities_lowered.inc()
         return replace(objective, priority=ceiling)
 
-    async def _count(self, api_request: ApiRequest) -> PromptSize:
+    async def _count(self, context: RequestContext, api_request: ApiRequest) -> PromptSize:
         prompts = _with_continuation(api_request.prompt, api_request.continuation)
-        if sum(map(size_chars, prompts)) < IN_THREAD_CHARS:
+        size = sum(map(size_chars, prompts))
+        if size < IN_THREAD_CHARS:
             return self._count_all(api_request.model, prompts)
-        return await asyncio.to_thread(self._count_all, api_request.model, prompts)
+        counted = partial(self._count_all, api_request.model, prompts)
+        return await self.beside.run(context.caller.digest, size, counted)
 
     def _count_all(self, model: str, prompts: list[Input]) -> PromptSize:
         first, *others = [self.deps.prompts.count(model, prompt) for prompt in prompts]

@@ -4,7 +4,6 @@ behind it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from starlette.routing import BaseRoute, Route
@@ -72,7 +71,7 @@ class TokenRoutes:
             )
             return encode_tokens(found, window, tokenizer.token_texts(found) if call.return_token_strs else None)
 
-        return json_reply(await _beside(size_chars(prompt), written))
+        return json_reply(await self._beside(context, size_chars(prompt), written))
 
     async def _detokenize(self, context: RequestContext) -> Reply:
         require_json(context)
@@ -83,7 +82,8 @@ class TokenRoutes:
             tokenizer = self._deps.prompts.tokenizer(model)
         except NoTokenizer:
             return await self._passed(context, model, token_call("/detokenize", body))
-        return json_reply(await _beside(len(body), lambda: encode_text(tokenizer.decode(call.tokens))))
+        text = await self._beside(context, len(body), lambda: encode_text(tokenizer.decode(call.tokens)))
+        return json_reply(text)
 
     async def _tokenizer(self, context: RequestContext) -> Reply:
         """The special tokens and the chat template of a model, which `?model=` names where several are served."""
@@ -142,7 +142,8 @@ class TokenRoutes:
             (info.context_tokens for info in self._deps.models() if model in (info.family, info.variant)), default=0
         )
 
-
-async def _beside(size: int, work: Callable[[], bytes]) -> bytes:
-    """Do what takes long in a thread: the event loop has others to answer."""
-    return work() if size < IN_THREAD_CHARS else await asyncio.to_thread(work)
+    async def _beside(self, context: RequestContext, size: int, work: Callable[[], bytes]) -> bytes:
+        """Do what takes long in a thread: the event loop has others to answer."""
+        if size < IN_THREAD_CHARS:
+            return work()
+        return await self._intake.beside.run(context.caller.digest, size, work)

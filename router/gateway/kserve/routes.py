@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any, TypeVar
@@ -141,11 +140,11 @@ class KServeRoutes:
         def read() -> CallInfer:
             return array_infer(read_parts(body, header_length), signature)
 
-        asked = await _beside(numbers, read)
+        asked = await self._beside(context, numbers, read)
         answer, rows = await self._intake.start(context, asked.request(model))
         tensors, _ = await collect_output(answer.chunks, rows, Tensors)
         written = sum(len(tensor.data) for tensor in tensors.tensors) if any(not raw for _, raw in asked.outputs) else 0
-        reply = await _beside(written, lambda: encode_array_infer(model, asked, tensors))
+        reply = await self._beside(context, written, lambda: encode_array_infer(model, asked, tensors))
         return _tensor_reply(reply, self._intake.reply_headers(context, answer))
 
     async def _answer(
@@ -192,10 +191,11 @@ class KServeRoutes:
         refuse_deferring(context.headers)
         return model, decode_generate(plain_body(context, self._deps.limits.max_body_bytes))
 
-
-async def _beside(number_bytes: int, convert: Callable[[], T]) -> T:
-    """Convert numbers of JSON, or to it: many of them in a thread, since the event loop has others to answer."""
-    return convert() if number_bytes < _IN_THREAD_BYTES else await asyncio.to_thread(convert)
+    async def _beside(self, context: RequestContext, number_bytes: int, convert: Callable[[], T]) -> T:
+        """Convert numbers of JSON, or to it: many of them in a thread, since the event loop has others to answer."""
+        if number_bytes < _IN_THREAD_BYTES:
+            return convert()
+        return await self._intake.beside.run(context.caller.digest, number_bytes, convert)
 
 
 def _tensor_reply(reply: InferReply, lines: list[tuple[str, str]]) -> Reply:
