@@ -139,7 +139,7 @@ def _choose(
 
 def _proposed(logits: torch.Tensor, states: list[SamplerState], guides: list[Guide]) -> dict[int, int]:
     """Return by row the first token that it proposes and its constraint allows."""
-    rows = [row for row, state in enumerate(states) if state.proposes]
+    rows = [row for row, state in enumerate(states) if state.proposes or guides[row].undecided]
     if not rows:
         return {}
     part = logits if len(rows) == len(states) else logits[rows]

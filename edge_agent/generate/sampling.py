@@ -31,9 +31,11 @@ class Choices(Protocol):
     Attributes:
         mask: uint8 (ceil(vocab / 8),): the tokens that may be drawn, a bit each, the lowest one first; None while they
             are not known.
+        undecided: what would be drawn without a constraint is asked about whatever the sampling is.
     """
 
     mask: npt.NDArray[np.uint8] | None
+    undecided: bool
 
     def allows(self, token: int) -> bool: ...
 
@@ -104,12 +106,10 @@ class Sampler:
         return self._params.temperature < GREEDY_BELOW
 
     def _allowed(self, logits: npt.NDArray[np.float32], choices: Choices) -> int | None:
-        proposed = 0
-        if self.proposes:
-            proposed = _PROPOSED
-            for token in self._proposals(logits, proposed):
-                if choices.allows(token):
-                    return token
+        proposed = _PROPOSED if self.proposes else int(choices.undecided)
+        for token in self._proposals(logits, proposed):
+            if choices.allows(token):
+                return token
         if choices.mask is None:
             return None
         logits = logits + BIAS_OF_BYTE.take(choices.mask, axis=0).ravel()[: logits.size]

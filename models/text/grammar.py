@@ -58,16 +58,27 @@ _LIMITS: dict[str, Any] = {
 class Matcher:
     """The state of one answer under its constraint. Not thread-safe.
 
+    Args:
+        opener: `Constraint.opener`.
+
     Attributes:
         failure: why it can say nothing any more; empty while it can.
+        undecided: its first token tells whether it is a call or an answer.
     """
 
     def __init__(
-        self, inner: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer, failed: Callable[[], object]
+        self,
+        inner: llguidance.LLMatcher,
+        tokenizer: llguidance.LLTokenizer,
+        failed: Callable[[], object],
+        opener: str = "",
     ) -> None:
         self._inner = inner
         self._tokenizer = tokenizer
         self._failed = failed
+        self._opener = opener.encode()
+        self._answers = False
+        self.undecided = bool(opener)
         self.failure = ""
 
     @property
@@ -88,6 +99,8 @@ class Matcher:
         bits[:known] = packed[:known]
         if known and known == bits.size and vocab_size % 8:
             bits[-1] &= (1 << vocab_size % 8) - 1
+        if self._answers:
+            bits = self._without_calls(bits)
         if not self.failure and not bits.any():
             self.failure = "no token of this model's vocabulary may come next"
         if self.failure:
@@ -103,10 +116,17 @@ class Matcher:
             forced = self._inner.compute_ff_tokens()
             allowed = not forced or forced[0] == token
         self._note()
-        return allowed and not self.failure
+        return allowed and not self.failure and not (self._answers and self._opens(token))
+
+    def answer_instead_of(self, token: int) -> bool:
+        """Let no call begin with the first token where the model would begin in words; whether it would."""
+        text = self._tokenizer.decode_bytes([token]).lstrip()[:1]
+        self._answers = self.undecided and (text.isalnum() or text > b"\x7f")
+        return self._answers
 
     def advance(self, token: int) -> None:
         """Take a token that `mask` allowed; one that takes long is the last: nothing else runs meanwhile."""
+        self.undecided = self._answers = False
         began_s = time.thread_time()
         self._inner.consume_token(token)
         held_s = time.thread_time() - began_s
@@ -121,8 +141,22 @@ class Matcher:
             tried = self._inner.deep_copy()
             if _takes(tried, ids) and not tried.is_error():
                 self._inner = tried
+                self.undecided = False
                 return True
         return False
+
+    def _opens(self, token: int) -> bool:
+        text = self._tokenizer.decode_bytes([token])
+        special = self._tokenizer.is_special_token(token)
+        return special or self._opener.startswith(text) or text.startswith(self._opener)
+
+    def _without_calls(self, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return a mask without what begins a call, or the same where nothing else may come."""
+        kept = bits.copy()
+        for token in np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist():
+            if self._opens(token):
+                kept[token >> 3] &= 0xFF ^ (1 << (token & 7))
+        return kept if kept.any() else bits
 
     def _note(self) -> None:
         if self._inner.is_error():
@@ -175,7 +209,7 @@ class Grammars:
             known = _compile(constraint, tokenizer)
             self._keep(constraint, known)
         # What copies build they share: one that went past its bounds leaves no room for the next.
-        found = Matcher(known.deep_copy(), tokenizer, lambda: self._forget(constraint))
+        found = Matcher(known.deep_copy(), tokenizer, lambda: self._forget(constraint), constraint.opener)
         if not said or found.advance_text(said):
             return found
         if constraint.kind is ConstraintKind.JSON_SCHEMA:

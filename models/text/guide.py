@@ -47,6 +47,9 @@ class Guide:
             found out.
         failure: why nothing can be said any more; empty while it can.
         slow: what was last asked or looked for took long: its next look is not to be waited for.
+        undecided: its first token, as the model would draw it without the constraint, is asked about whatever the
+            sampling is: it tells whether a call comes or an answer. A model that was told of tools but not of a schema
+            would begin its answer in words, and of what the constraint leaves over calls are the likelier.
     """
 
     def __init__(self, matcher: Matcher, vocab_size: int, *, proposes: bool = True) -> None:
@@ -56,8 +59,9 @@ class Guide:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._proposes = proposes
-        self._refused = _MOSTLY  # of the newest tokens; the first one is looked ahead for
-        self._agreed = False
+        self.undecided = matcher.undecided
+        self._refused = 0.0 if self.undecided else _MOSTLY  # of the newest tokens; the first one is looked ahead for
+        self._agreed = self._heard = False
         self._took_s = 0.0
         self._untaken: int | None = None
         self._in_nobodys_hands = threading.Event()
@@ -66,7 +70,7 @@ class Guide:
     @property
     def asks(self) -> bool:
         """Whether its next token is proposed first, and a mask found only where that is refused."""
-        return self._proposes and not self.slow and self._refused < _MOSTLY
+        return (self._proposes or self.undecided) and not self.slow and self._refused < _MOSTLY
 
     @property
     def ready(self) -> bool:
@@ -87,11 +91,15 @@ class Guide:
         else:
             allowed = bool(self.mask[token >> 3] >> (token & 7) & 1)
         self._agreed = allowed
+        if self.undecided and not self._heard:
+            self._heard = True  # and no later one: they are what it would rather not begin with
+            if not allowed and self._matcher.answer_instead_of(token):
+                self.mask = None
         return allowed and not self.failure
 
     def advance(self, token: int) -> None:
         """Take a token that is allowed; a slow one takes it with its next look."""
-        self.mask = None
+        self.mask, self.undecided = None, False
         self._refused += _NEWEST * ((not self._agreed) - self._refused)
         self._agreed = False
         if self.slow:

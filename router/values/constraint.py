@@ -30,6 +30,8 @@ class Constraint:
         strict: nothing that `source` says may be left out; otherwise keywords that cannot be enforced are passed over.
         param: the field of the request that asked for it, for errors.
         name: what the caller calls a schema.
+        opener: what begins a call, where `source` takes calls and answers alike, and an answer has to match something:
+            the first token that the model would draw itself tells which of them it is about to write.
     """
 
     kind: ConstraintKind
@@ -37,3 +39,4 @@ class Constraint:
     strict: bool = True
     param: str = "response_format"
     name: str = ""
+    opener: str = ""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from models.text.chat import PromptEncoder
 from models.text.json_options import in_rules
 from models.text.json_schemas import Schema
-from models.text.tools.format import in_own_words
+from models.text.tools.format import in_own_words, only_calls
 from router.base.errors import InvalidRequest
 from router.values.call_reader import CallReader
 from router.values.call_writer import CallWriter
@@ -45,8 +45,10 @@ class ToolAnswer:
     def __init__(self, request: InferenceRequest, tools: Tools, encoder: PromptEncoder) -> None:
         form = encoder.tools
         opener = encoder.tokenizer.special_id(form.style.opener)
-        rules = form.rules(tools, _content(request.sampling.constraint), opener)
-        constraint = Constraint(ConstraintKind.LARK, rules, param="tools")
+        wanted = request.sampling.constraint
+        rules = form.rules(tools, _content(wanted), opener)
+        either = wanted is not None and not only_calls(tools)
+        constraint = Constraint(ConstraintKind.LARK, rules, param="tools", opener=form.style.opener if either else "")
         self.sampling: SamplingParams = replace(request.sampling, constraint=constraint)
         self.said = in_own_words(form, request.continuation)
         self.shown = frozenset() if opener is None else frozenset({opener})

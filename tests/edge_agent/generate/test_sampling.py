@@ -134,6 +134,8 @@ def test_rules_for_single_tokens() -> None:
 class Allowed:
     """Choices whose mask is known from the start, or once it was found."""
 
+    undecided = False
+
     def __init__(self, tokens: set[int], vocab: int, *, known: bool) -> None:
         self.found = np.packbits([token in tokens for token in range(vocab)], bitorder="little")
         self.mask = self.found if known else None
@@ -217,3 +219,19 @@ def test_what_was_not_drawn_is_not_penalised() -> None:
     logits = np.array([3.0, 2.0, 0.0], np.float32)
     sampler = Sampler(SamplingParams(temperature=0.0, presence_penalty=1.5), (), 3)
     assert [led(sampler, logits, {1, 2})[0], sampler.draw(logits)] == [1, 0]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}])
+def test_an_undecided_choice_hears_what_would_come_without_a_constraint(params: dict[str, float]) -> None:
+    logits, heard = np.array([9.0, 1.0, 0.0, 0.0], np.float32), []
+
+    class Undecided(Allowed):
+        undecided = True
+
+        def allows(self, token: int) -> bool:
+            heard.append(token)
+            return super().allows(token)
+
+    choices = Undecided({1}, 4, known=True)
+    assert Sampler(SamplingParams(seed=1, **params), (), 4).draw(logits, choices) == 1  # type: ignore[arg-type]
+    assert heard[0] == 0
