@@ -10,9 +10,10 @@ from router.gateway.endpoint import Endpoint, RequestContext, StreamReply
 from router.gateway.errors import Reply
 from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
-from router.gateway.sse import EventStream
+from router.gateway.sse import EventStream, Extras
 from router.gateway.whole import collect
 from router.values.prompt import ChatPrompt
+from router.wire.openai.logprobs import LogprobEncoder
 from router.wire.openai.responses import ResponsesCall, decode_responses
 from router.wire.openai.responses_reply import ResponseEncoder, ResponseHead
 
@@ -37,10 +38,15 @@ class ResponsesRoutes:
         prompt = request.prompt
         tools = prompt.tools if isinstance(prompt, ChatPrompt) else None
         encoder = ResponseEncoder(head, calls=tools is not None and bool(tools.callable))
+        told = None if request.sampling.logprobs is None else LogprobEncoder(chat=True)
         if request.stream:
-            events = EventStream(answer, encoder, prompt_tokens, context.request_id, self._intake.metrics)
+            extras = Extras(logprobs=told)
+            events = EventStream(
+                answer, encoder, prompt_tokens, context.request_id, self._intake.metrics, extras=extras
+            )
             first = await events.first()
             return StreamReply(self._intake.reply_headers(context, answer), first, events)
         whole = await collect(answer.chunks, prompt_tokens)
-        body = encoder.body(whole.text, whole.finish_reason, whole.usage, whole.reasoning)
+        logprobs = None if told is None else told.encode(whole.logprobs)
+        body = encoder.body(whole.text, whole.finish_reason, whole.usage, whole.reasoning, logprobs)
         return Reply(body, headers=self._intake.reply_headers(context, answer))

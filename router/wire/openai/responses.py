@@ -25,7 +25,7 @@ from router.wire.openai.responses_tools import (
     function_name,
     functions_shown,
 )
-from router.wire.openai.sampling import Effort
+from router.wire.openai.sampling import Effort, TopLogprobs
 from router.wire.openai.tools import arguments_of
 from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import MaxTokens, Temperature, TopP, nucleus
@@ -97,11 +97,30 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
     background: bool | None = None
     truncation: str | None = None
     reasoning: _Reasoning | None = None
-    include: list[str] | None = None
     prompt: Any = None
-    top_logprobs: Any = None
+    include: list[str] | None = None
+    top_logprobs: TopLogprobs | None = None
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives are told beside the log probability of each token; None tells none at all."""
+        return self.top_logprobs or (0 if _LOGPROBS in (self.include or ()) else None)
 
 
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = frozenset(
+    {
+        _LOGPROBS,
+        # Of tools that nobody calls here, of what callers sent themselves, and of thoughts, which are told as they are:
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
 _STATELESS = "nothing is kept between calls here: leave it out, and send the whole conversation as `input`"
 _UNSERVED = Unserved(
     ("previous_response_id", only(), _STATELESS),
@@ -112,9 +131,7 @@ _UNSERVED = Unserved(
         only("disabled", "auto"),
         "send `auto` or `disabled`: a conversation too long is refused either way",
     ),
-    ("include", only([], ["reasoning.encrypted_content"]), "there is nothing more to include: leave it out"),
     ("prompt", only(), "prompts are not kept here: send `instructions` and `input`"),
-    ("top_logprobs", only(0), "log probabilities are told by /v1/chat/completions: leave it out"),
 )
 _decoder = msgspec.json.Decoder(ResponsesCall)
 _FIELDS = frozenset(ResponsesCall.__struct_fields__)
@@ -128,6 +145,10 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
     """
     raw = decode_json(_decoder, body)
     _UNSERVED.refuse(raw, checked_field_names(body, _FIELDS))
+    if unknown := next((name for name in raw.include or () if name not in _INCLUDED), ""):
+        raise InvalidRequest(
+            f"`include`: `{unknown[:60]}` is not known: send {', '.join(sorted(_INCLUDED))}", param="include"
+        )
     messages = _messages(raw)
     sampling = SamplingParams(
         max_tokens=raw.max_output_tokens,
@@ -135,6 +156,7 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
         top_p=nucleus(raw.top_p),
         constraint=_constraint(raw.text),
         reasoning_effort=None if raw.reasoning is None else raw.reasoning.effort,
+        logprobs=raw.logprobs,
     )
     tools = functions_shown(raw.tools or [], raw.tool_choice, parallel=raw.parallel_tool_calls)
     prompt = ChatPrompt(tuple(messages), tools, media_in(messages))

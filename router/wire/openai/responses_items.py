@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,11 +27,13 @@ class Item:
 
     Attributes:
         names: of the tool that is called; empty for what calls none.
+        logprobs: of its tokens so far, as OpenAI's API has them; of messages alone.
     """
 
     kind: Kind
     names: dict[str, object] = field(default_factory=dict)
     item_id: str = ""
+    logprobs: list[object] = field(default_factory=list)
     _called: str = ""
     _text: list[str] = field(default_factory=list)
     _custom: CustomText = field(default_factory=CustomText)
@@ -56,31 +59,32 @@ class Item:
             return whole | {"call_id": self._called, **self.names, "arguments": self.text}
         if self.kind == "custom_tool_call":
             return whole | {"call_id": self._called, **self.names, "input": self.text}
-        content = [self.part(self.text)] if self._text or status != "in_progress" else []
+        content = [self.part(self.text, self.logprobs)] if self._text or status != "in_progress" else []
         if self.kind == "reasoning":
             return whole | {"summary": [], "content": content}
         return whole | {"role": "assistant", "content": content}
 
-    def part(self, text: str) -> dict[str, object] | None:
+    def part(self, text: str, logprobs: Sequence[object] = ()) -> dict[str, object] | None:
         """Return the one part of its content; calls have none."""
         if (kind := _PARTS.get(self.kind)) is None:
             return None
-        return {"type": kind, "text": text} | ({"annotations": [], "logprobs": []} if self.kind == "message" else {})
+        part: dict[str, object] = {"type": kind, "text": text}
+        return part | {"annotations": [], "logprobs": [*logprobs]} if self.kind == "message" else part
 
-    def delta(self, piece: str) -> tuple[str, dict[str, object]]:
+    def delta(self, piece: str, logprobs: Sequence[object] = ()) -> tuple[str, dict[str, object]]:
         """Return the event that tells a piece, and its fields."""
-        return f"{_EVENTS[self.kind]}.delta", {**self._within(), "delta": piece}
+        return f"{_EVENTS[self.kind]}.delta", {**self._within(logprobs), "delta": piece}
 
     def done(self) -> tuple[str, dict[str, object]]:
         """Return the event that tells all of it."""
-        whole: dict[str, object] = {**self._within(), "text": self.text}
+        whole: dict[str, object] = {**self._within(self.logprobs), "text": self.text}
         if self.kind == "function_call":
             whole = {"arguments": self.text, "name": self.names["name"]}
         elif self.kind == "custom_tool_call":
             whole = {"input": self.text}
         return f"{_EVENTS[self.kind]}.done", whole
 
-    def _within(self) -> dict[str, object]:
+    def _within(self, logprobs: Sequence[object]) -> dict[str, object]:
         if self.names:
             return {}
-        return {"content_index": 0} | ({"logprobs": []} if self.kind == "message" else {})
+        return {"content_index": 0} | ({"logprobs": [*logprobs]} if self.kind == "message" else {})

@@ -62,6 +62,7 @@ class ResponseHead:
             "text": {"format": {"type": "text"}} if call.text is None else msgspec.to_builtins(call.text),
             "tool_choice": "auto" if call.tool_choice is None else msgspec.to_builtins(call.tool_choice),
             "tools": [tool.told() for tool in call.tools or [] if not tool.optional],
+            "top_logprobs": call.top_logprobs or 0,
             "top_p": 1.0 if call.top_p is None else call.top_p,
             "truncation": call.truncation or "disabled",
             "usage": None if usage is None else _usage(usage),
@@ -95,6 +96,7 @@ class ResponseEncoder:
         self._reader = CallReader() if calls else None
         self._names = CallNames(head.call.tools or [])
         self._items: list[Item] = []
+        self._untold: list[object] = []
         self._sequence = 0
         self._open = False
 
@@ -106,7 +108,8 @@ class ResponseEncoder:
         )
 
     def text(self, text: str, usage: Usage, logprobs: Mapping[str, object] | None = None) -> bytes:  # noqa: ARG002
-        """The events of further text; log probabilities are not told here."""
+        """The events of further text; log probabilities go with what is shown of it, those of calls are not told."""
+        self._untold += _entries(logprobs)
         pieces = ([text] if text else []) if self._reader is None else self._reader.feed(text)
         return b"".join(map(self._piece, pieces))
 
@@ -121,6 +124,8 @@ class ResponseEncoder:
         cut = finish_reason is FinishReason.LENGTH
         if not self._items:
             rest += self._begin(Item("message"))
+        if self._items[-1].kind == "message":
+            self._items[-1].logprobs += self._untold
         status = "incomplete" if cut else "completed"
         rest += self._close(status)
         return rest + self._event(f"response.{status}", response=self._whole(status, usage))
@@ -139,11 +144,18 @@ class ResponseEncoder:
         """Nothing follows the whole response."""
         return b""
 
-    def body(self, text: str, finish_reason: FinishReason, usage: Usage, thoughts: str = "") -> bytes:
+    def body(
+        self,
+        text: str,
+        finish_reason: FinishReason,
+        usage: Usage,
+        thoughts: str = "",
+        logprobs: Mapping[str, object] | None = None,
+    ) -> bytes:
         """The body of a reply that is not streamed."""
         if thoughts:
             self.reasoning(thoughts, usage)
-        self.text(text, usage)
+        self.text(text, usage, logprobs)
         self.finish(finish_reason, usage)
         return orjson.dumps(self._whole("incomplete" if finish_reason is FinishReason.LENGTH else "completed", usage))
 
@@ -163,6 +175,7 @@ class ResponseEncoder:
         if piece.name:
             kind: Kind = "custom_tool_call" if self._names.takes_text(piece.name) else "function_call"
             begun = self._begin(Item(kind, self._names.told(piece.name)))
+            self._untold = []
         return begun + self._grown(piece.arguments)
 
     def _within(self, kind: Kind) -> bytes:
@@ -170,10 +183,15 @@ class ResponseEncoder:
         return b"" if self._open and self._items[-1].kind == kind else self._begin(Item(kind))
 
     def _grown(self, piece: str) -> bytes:
-        told = self._items[-1].grow(piece)
+        item = self._items[-1]
+        told = item.grow(piece)
         if not told:
             return b""
-        kind, fields = self._items[-1].delta(told)
+        logprobs: list[object] = []
+        if item.kind == "message":
+            logprobs, self._untold = self._untold, []
+            item.logprobs += logprobs
+        kind, fields = item.delta(told, logprobs)
         return self._about(kind, **fields)
 
     def _begin(self, item: Item) -> bytes:
@@ -193,7 +211,7 @@ class ResponseEncoder:
         item = self._items[-1]
         kind, fields = item.done()
         done = self._about(kind, **fields)
-        if (part := item.part(item.text)) is not None:
+        if (part := item.part(item.text, item.logprobs)) is not None:
             done += self._about("response.content_part.done", content_index=0, part=part)
         place = len(self._items) - 1
         return done + self._event("response.output_item.done", output_index=place, item=item.value(status))
@@ -206,3 +224,8 @@ class ResponseEncoder:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
+
+
+def _entries(logprobs: Mapping[str, object] | None) -> list[object]:
+    found = None if logprobs is None else logprobs.get("content")
+    return found if isinstance(found, list) else []

@@ -145,7 +145,8 @@ def test_some_of_the_tools_may_be_allowed(server: Server) -> None:
         ({"background": True}, "background"),
         ({"reasoning": {"summary": 3}}, "reasoning.summary"),
         ({"truncation": "middle"}, "truncation"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["reasoning.summaries"]}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
@@ -188,3 +189,59 @@ def test_a_stream_that_breaks_ends_with_a_failed_response(sdk: openai.OpenAI) ->
 def test_a_cut_answer_is_incomplete(sdk: openai.OpenAI) -> None:
     found = sdk.responses.create(model=FAMILY, input="say one two three", max_output_tokens=2)
     assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+LOGPROBS: Any = {"include": ["message.output_text.logprobs"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "alternatives"),
+    [({**LOGPROBS, "top_logprobs": 1}, 1), ({"top_logprobs": 1}, 1), (LOGPROBS, 0)],
+)
+def test_log_probabilities_of_a_response(
+    server: Server, sdk: openai.OpenAI, asked: dict[str, Any], alternatives: int
+) -> None:
+    found = sdk.responses.create(model=FAMILY, input="say a é", **asked)
+    (message,) = found.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    assert part.logprobs is not None
+    assert [(entry.token, entry.logprob, entry.bytes) for entry in part.logprobs] == [
+        ("a", -1.0, [97]),
+        (" é", -1.0, [32, 0xC3, 0xA9]),
+    ]
+    assert len(part.logprobs[0].top_logprobs) == alternatives
+    assert found.top_logprobs == asked.get("top_logprobs", 0)
+    assert server.dispatcher.requests[-1].sampling.logprobs == alternatives
+
+
+def test_log_probabilities_of_a_streamed_response(sdk: openai.OpenAI) -> None:
+    events = list(sdk.responses.create(model=FAMILY, input="say a b", stream=True, **LOGPROBS))
+    deltas = [
+        (event.delta, [entry.token for entry in event.logprobs])
+        for event in events
+        if event.type == "response.output_text.delta"
+    ]
+    assert deltas == [("a", ["a"]), (" b", [" b"])]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert [entry.token for entry in done.logprobs] == ["a", " b"]
+    assert isinstance(events[-1], ResponseCompletedEvent)
+    assert [entry["token"] for entry in events[-1].response.to_dict()["output"][0]["content"][0]["logprobs"]] == [  # type: ignore[index]
+        "a",
+        " b",
+    ]
+
+
+def test_a_call_tells_no_log_probabilities(sdk: openai.OpenAI) -> None:
+    asked = f"say {call_text('weather', json.dumps({'city': 'Paris'}))}".replace("\n", " ")
+    found = sdk.responses.create(model=FAMILY, input=asked, tools=[WEATHER], **LOGPROBS)
+    (call,) = found.output
+    assert isinstance(call, ResponseFunctionToolCall)
+
+
+def test_what_no_tool_here_could_bring_is_included_as_nothing(sdk: openai.OpenAI) -> None:
+    found = sdk.responses.create(
+        model=FAMILY, input="say ok", include=["reasoning.encrypted_content", "web_search_call.action.sources"]
+    )
+    assert found.output_text == "ok"
