@@ -204,7 +204,8 @@ class Deferring:
                 events.add(connection, f"deferred.{to.value}", self._told(ended), now_s)
             return True
 
-        self.answered += await self._database.run(work)
+        if await self._database.run(work):  # counted after that: others end meanwhile
+            self.answered += 1
 
     def _told(self, ended: Deferred) -> dict[str, Any]:
         """Return what the webhook gets: an answer that may not leave this machine has to be fetched here."""

@@ -91,6 +91,19 @@ async def test_what_says_nothing_of_others_pauses_no_other(
         assert asked.count("mallory") <= 4, "those that began at once"
 
 
+async def test_each_one_that_was_answered_counts(tmp_path: Path) -> None:
+    async def ask(call: Call) -> Told:
+        return Told(200, b"{}")
+
+    async with database(tmp_path) as opened:
+        for _ in range(40):
+            opened.run_here(lambda c: keep(c, "guest"))
+        async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, webhook="") as deferring:
+            await until_answered(lambda: opened.run(lambda c: deferred.count(c) == 0))
+            await until(lambda: not deferring._tasks)
+            assert deferring.answered == 40
+
+
 async def test_where_there_is_no_capacity_one_request_alone_tries_again(tmp_path: Path) -> None:
     asked: list[str] = []
 
