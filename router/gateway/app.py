@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.base.build import build_of
@@ -33,6 +33,7 @@ from router.gateway.intake import Intake
 from router.gateway.jobs.off import JobsOff
 from router.gateway.kserve.repository import RepositoryRoutes
 from router.gateway.kserve.routes import KServeRoutes
+from router.gateway.lost_paths import remedy
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
@@ -125,7 +126,7 @@ def _http_error(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path[:200]}"
     extra = dict(getattr(error, "headers", None) or {})
     known: dict[int, OverspillError] = {
-        404: NoSuchPage(f"{where}: no such path; the APIs are below /v1 and /v2"),
+        404: NoSuchPage(f"{where}: no such path; {remedy(request.url.path, _paths(request))}"),
         405: WrongMethod(f"{where}: this path takes {extra.get('Allow', 'other methods')}"),
     }
     detail = str(getattr(error, "detail", "")) or f"{where}: HTTP {status}"
@@ -133,6 +134,10 @@ def _http_error(request: Request, error: Exception) -> Response:
     reply = render_error(found, dialect_of(request.url.path))
     lines = {**extra, **dict(reply.headers), REQUEST_ID: reply_id(lower_case(request.scope["headers"]))}
     return Response(reply.body, status, headers=lines, media_type=reply.media_type)
+
+
+def _paths(request: Request) -> list[str]:
+    return [route.path for route in request.app.routes if isinstance(route, Route)]
 
 
 def _crash(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the server logs it

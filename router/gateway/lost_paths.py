@@ -1,0 +1,35 @@
+"""What whoever asked for a path that is not served probably meant: most of them gave their client another base URL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_STATELESS = "nothing is kept between calls here: send the whole conversation to /v1/chat/completions or /v1/responses"
+_OTHERS = (
+    ("/api/", "Ollama's own API is not served: give an OpenAI client the base URL that ends in /v1"),
+    ("/v1/messages", "Anthropic's API is not served: give an OpenAI client the base URL that ends in /v1"),
+    ("/v1/responses/", _STATELESS),
+    ("/v1/conversations", _STATELESS),
+    ("/v1/assistants", _STATELESS),
+    ("/v1/threads", _STATELESS),
+    ("/v1/chat/completions/", _STATELESS),
+    ("/v1/realtime", "speech in real time is not served: send text to /v1/responses, with `stream`"),
+    ("/v1/vector_stores", "no documents are kept here: get vectors at /v1/embeddings, and keep them yourself"),
+)
+_BELOW = "the APIs are below /v1 and /v2"
+
+
+def remedy(path: str, served: Iterable[str]) -> str:
+    """Return what to do about a path that is not served.
+
+    Args:
+        served: the paths that are, those with names in braces too.
+    """
+    asked, known = re.sub(r"/{2,}", "/", path).rstrip("/"), {each for each in served if "{" not in each}
+    for meant in sorted((each for each in known if each.startswith("/v1/")), key=len, reverse=True):
+        end = meant.removeprefix("/v1")
+        base = asked.removesuffix(end)
+        if asked.endswith(end) and (not base.startswith("/v1/") or base == "/v1/v1" or base in known):
+            return f"{meant} is one; the base URL of an OpenAI client ends in /v1, once, with no slash behind it"
+    return next((told for begin, told in _OTHERS if asked.startswith(begin)), _BELOW)

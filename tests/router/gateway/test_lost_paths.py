@@ -1,0 +1,74 @@
+"""A path that is not served is told what was probably meant: mostly another base URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.support.gateway_fakes import FAMILY, Server, gateway_deps, serving
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving(gateway_deps()) as running:
+        yield running
+
+
+def told(server: Server, path: str, method: str = "POST") -> str:
+    reply = httpx.request(method, f"{server.url}{path}", json={"model": FAMILY})
+    assert reply.status_code == 404
+    return str(reply.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/completions", "/v1/completions"),
+        ("/openai/v1/embeddings", "/v1/embeddings"),
+        ("/openai/deployments/any/chat/completions?api-version=2024-10-21", "/v1/chat/completions"),
+        ("/api/v1/models", "/v1/models"),
+        ("/responses/", "/v1/responses"),
+    ],
+)
+def test_another_base_url_is_told_the_path(server: Server, path: str, meant: str) -> None:
+    assert f"no such path; {meant} is one; the base URL of an OpenAI client ends in /v1" in told(server, path)
+
+
+def test_the_openai_client_shows_it(server: Server) -> None:
+    sdk = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+    with sdk, pytest.raises(openai.NotFoundError, match="/v1/completions is one"):
+        sdk.completions.create(model=FAMILY, prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/api/chat", "Ollama's own API is not served"),
+        ("/v1/messages", "Anthropic's API is not served"),
+        ("/v1/messages/count_tokens", "Anthropic's API is not served"),
+        ("/v1/responses/resp_1", "nothing is kept between calls here"),
+        ("/v1/chat/completions/chatcmpl-1", "nothing is kept between calls here"),
+        ("/v1/threads/thread_1/messages", "nothing is kept between calls here"),
+        ("/v1/vector_stores/vs_1/files", "no documents are kept here"),
+        ("/v1/realtime/client_secrets", "speech in real time is not served"),
+        ("/v1/moderations", "the APIs are below /v1 and /v2"),
+        ("/v1/containers/one/files", "the APIs are below /v1 and /v2"),
+        ("/", "the APIs are below /v1 and /v2"),
+        ("/nope", "the APIs are below /v1 and /v2"),
+    ],
+)
+def test_what_is_not_served_at_all_is_told_why(server: Server, path: str, remedy: str) -> None:
+    assert f"no such path; {remedy}" in told(server, path)
+
+
+def test_kserve_paths_are_told_in_their_own_form(server: Server) -> None:
+    reply = httpx.get(f"{server.url}/v2/nope")
+    assert reply.status_code == 404
+    assert "no such path" in reply.json()["error"]
