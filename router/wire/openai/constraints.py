@@ -65,13 +65,16 @@ def constraint_of(raw: ConstraintFields) -> Constraint | None:
         InvalidRequest: naming the field at fault; two constraints on one answer are none.
     """
     found = [one for one in (_response_format(raw.response_format), *_structured(raw), *_guided(raw)) if one]
-    if len(found) > 1:
+    if not found:
+        return None
+    first = found[0]  # the same one in the words of several servers is one: some clients send it to all of them
+    if other := next((one for one in found if (one.kind, one.source) != (first.kind, first.source)), None):
         raise InvalidRequest(
-            f"`{found[1].param}`: the answer is constrained by `{found[0].param}` already, and one constraint is "
+            f"`{other.param}`: the answer is constrained by `{first.param}` already, and one constraint is "
             "enforced: send one of them",
-            param=found[1].param,
+            param=other.param,
         )
-    return found[0] if found else None
+    return next((one for one in found if one.strict), first)
 
 
 def schema_constraint(wanted: JsonSchema | None, at: str) -> Constraint:

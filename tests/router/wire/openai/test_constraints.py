@@ -91,7 +91,8 @@ def test_other_servers_say_it_by_their_own_fields(
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regx": "a"}}, "structured_outputs"),
-        ({"guided_regex": "a", "regex": "a"}, "regex"),
+        ({"guided_regex": "a", "regex": "b"}, "regex"),
+        ({"guided_regex": "a", "regex": "a", "ebnf": "a"}, "ebnf"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"guided_choice": ["a", 1]}, "guided_choice[1]"),
     ],
@@ -100,3 +101,22 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         chat(**fields)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        # guidance sends both, for older vLLMs and for newer ones, which pass over each other's
+        (
+            {"structured_outputs": {"grammar": "start: /a/"}, "guided_grammar": "start: /a/"},
+            "structured_outputs.grammar",
+        ),
+        ({"guided_regex": "a", "regex": "a"}, "guided_regex"),
+        ({"response_format": named(), "guided_json": SCHEMA}, "guided_json"),
+        ({"response_format": named(), "json_schema": TEXT}, "json_schema"),
+    ],
+)
+def test_one_constraint_in_the_words_of_several_servers_is_one(fields: dict[str, Any], param: str) -> None:
+    found = chat(**fields)
+    assert found is not None
+    assert (found.param, found.strict) == (param, True), "the strictest of them"
