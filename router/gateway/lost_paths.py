@@ -30,6 +30,6 @@ def remedy(path: str, served: Iterable[str]) -> str:
     for meant in sorted((each for each in known if each.startswith("/v1/")), key=len, reverse=True):
         end = meant.removeprefix("/v1")
         base = asked.removesuffix(end)
-        if asked.endswith(end) and (not base.startswith("/v1/") or base == "/v1/v1" or base in known):
+        if asked.endswith(end) and (not base.startswith("/v1/") or base.endswith("/v1") or base in known):
             return f"{meant} is one; the base URL of an OpenAI client ends in /v1, once, with no slash behind it"
     return next((told for begin, told in _OTHERS if asked.startswith(begin)), _BELOW)

@@ -34,6 +34,7 @@ def told(server: Server, path: str, method: str = "POST") -> str:
         ("/openai/v1/embeddings", "/v1/embeddings"),
         ("/openai/deployments/any/chat/completions?api-version=2024-10-21", "/v1/chat/completions"),
         ("/api/v1/models", "/v1/models"),
+        ("/v1/openai/v1/models", "/v1/models"),
         ("/responses/", "/v1/responses"),
     ],
 )
