@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,14 +21,26 @@ def add(connection: Connection, kind: str, data: dict[str, Any], now_s: float) -
     connection.execute(insert(EVENTS).values(**asdict(event)))
 
 
-def due(connection: Connection, now_s: float, most_wait_s: float, limit: int) -> list[Event]:
+def due(
+    connection: Connection,
+    now_s: float,
+    most_wait_s: float,
+    limit: int,
+    *,
+    is_new: bool | None = None,
+    but: Sequence[str] = (),
+) -> list[Event]:
     """Return those to be sent now, the oldest first.
 
     Args:
         most_wait_s: what is due later than that was put off while the clock was wrong, and is due.
+        is_new: those that were not tried yet, or those that failed; None: either.
+        but: ids of those that are on their way.
     """
     is_due = or_(EVENTS.c.due_s <= now_s, EVENTS.c.due_s > now_s + most_wait_s + 1)
-    query = select(EVENTS).where(is_due).order_by(EVENTS.c.id).limit(limit)
+    query = select(EVENTS).where(is_due, EVENTS.c.id.not_in(but)).order_by(EVENTS.c.id).limit(limit)
+    if is_new is not None:
+        query = query.where(EVENTS.c.tries == 0 if is_new else EVENTS.c.tries > 0)
     return [Event(**row) for row in connection.execute(query).mappings()]
 
 

@@ -16,6 +16,7 @@ from functools import partial
 
 import httpx
 import structlog
+from sqlalchemy import Connection
 
 from router.base.build import user_agent
 from router.base.clock import Clock
@@ -31,6 +32,7 @@ log = structlog.get_logger("router.jobs")
 
 _LOOK_S = 1.0
 _AT_ONCE = 16
+_AGAIN_AT_ONCE = 12  # of those that failed before: what is new does not wait for what a receiver hangs on
 _TIMEOUT_S = 15.0
 _FIRST_RETRY_S = 1.0
 _MOST_RETRY_S = 300.0
@@ -55,6 +57,9 @@ class Webhook:
         self._database = database
         self._clock = clock
         self._wall = wall
+        self._news = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by event
+        self._again: set[str] = set()  # those of them that failed before
         self.told = 0
         self.fault = ""
 
@@ -66,27 +71,55 @@ class Webhook:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await end(self._task)
+        await end(self._task, *self._tasks.values())
         await self._http.aclose()
 
     async def _run(self) -> None:
         while True:
+            self._news.clear()
             try:
-                due = await self._database.run(lambda c: events.due(c, self._wall(), _MOST_RETRY_S, _AT_ONCE))
-                for event in due:
-                    await self._tell(event)
+                await self._begin()
             except StorageFailed as error:
                 self.fault = error.message
             except Exception:  # the task's boundary: what was not told is told again
                 log.exception("webhook crashed")
-            await self._clock.sleep(_LOOK_S)
+            timer = asyncio.get_running_loop().call_later(_LOOK_S, self._news.set)
+            await self._news.wait()
+            timer.cancel()
+
+    async def _begin(self) -> None:
+        """Begin to tell what is due, as far as there is room: what is new first."""
+        for is_new, most in ((True, _AT_ONCE), (False, _AGAIN_AT_ONCE - len(self._again))):
+            room = min(most, _AT_ONCE - len(self._tasks))
+            if room <= 0:
+                continue
+            due = await self._database.run(partial(self._due, is_new, room))
+            for event in due:
+                if not is_new:
+                    self._again.add(event.id)
+                self._tasks[event.id] = task = asyncio.create_task(self._tell(event), name=f"tell {event.id}")
+                task.add_done_callback(partial(self._done, event.id))
+
+    def _due(self, is_new: bool, limit: int, connection: Connection) -> list[Event]:
+        return events.due(connection, self._wall(), _MOST_RETRY_S, limit, is_new=is_new, but=list(self._tasks))
+
+    def _done(self, event_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(event_id, None)
+        self._again.discard(event_id)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, StorageFailed):
+            self.fault = error.message  # it is told again a second later
+        elif error is not None:
+            log.error("webhook crashed", event_id=event_id, exc_info=error)
+        else:
+            self._news.set()
 
     async def _tell(self, event: Event) -> None:
         why = await self._post(event)
         if not why:
+            await self._database.run(partial(_taken, event.id))
             self.told += 1
             self.fault = ""
-            await self._database.run(partial(_taken, event.id))
             return
         if why != self.fault:
             log.warning("webhook not told", event_id=event.id, why=why)
@@ -134,5 +167,5 @@ def signed(key: bytes, event_id: str, now_s: int, body: bytes) -> dict[str, str]
     return {"webhook-id": event_id, "webhook-timestamp": str(now_s), "webhook-signature": f"v1,{signature}"}
 
 
-def _taken(event_id: str, connection: object) -> None:
-    events.taken(connection, event_id)  # type: ignore[arg-type]
+def _taken(event_id: str, connection: Connection) -> None:
+    events.taken(connection, event_id)
