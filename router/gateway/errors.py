@@ -68,7 +68,8 @@ class Dialect(enum.Enum):
 
 def dialect_of(path: str) -> Dialect:
     kserve = path == "/v2" or (path.startswith("/v2/") and path != "/v2/rerank")  # which is Cohere's
-    return Dialect.KSERVE if kserve else Dialect.OPENAI
+    ollama = path.startswith("/api/") and not path.startswith("/api/v1/")  # its clients show an `error` that is a text
+    return Dialect.KSERVE if kserve or ollama else Dialect.OPENAI
 
 
 class Reply(msgspec.Struct, frozen=True):

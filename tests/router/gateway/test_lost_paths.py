@@ -51,7 +51,6 @@ def test_the_openai_client_shows_it(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "remedy"),
     [
-        ("/api/chat", "Ollama's own API is not served"),
         ("/v1/messages", "Anthropic's API is not served"),
         ("/v1/messages/count_tokens", "Anthropic's API is not served"),
         ("/v1/responses/resp_1", "nothing is kept between calls here"),
@@ -69,7 +68,10 @@ def test_what_is_not_served_at_all_is_told_why(server: Server, path: str, remedy
     assert f"no such path; {remedy}" in told(server, path)
 
 
-def test_kserve_paths_are_told_in_their_own_form(server: Server) -> None:
-    reply = httpx.get(f"{server.url}/v2/nope")
+@pytest.mark.parametrize(
+    ("path", "remedy"), [("/v2/nope", "the APIs are below"), ("/api/chat", "Ollama's own API is not served")]
+)
+def test_clients_of_kserve_and_ollama_are_told_in_a_text(server: Server, path: str, remedy: str) -> None:
+    reply = httpx.post(f"{server.url}{path}", json={"model": FAMILY})
     assert reply.status_code == 404
-    assert "no such path" in reply.json()["error"]
+    assert f"no such path; {remedy}" in reply.json()["error"]
