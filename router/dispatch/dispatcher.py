@@ -163,7 +163,7 @@ class Dispatcher:
         journey.answer = Answer(
             journey.route,
             OpenedAnswer(first, chunks, journey.let_tap),
-            lambda: journey.ready,
+            journey.ready,
             journey.used,
             when_computed=journey.when_computed,
             seamless=lambda: not journey.counts_own_text,

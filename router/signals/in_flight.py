@@ -185,10 +185,10 @@ class _Sent:
     def changed(self, attempt: Attempt) -> None:
         """One of them has opened, or got a piece of its answer."""
         self.load = None
-        if attempt.first_at_s is not None and self.textless:
+        if attempt in self.textless and attempt.first_at_s is not None:
             self._has_text(attempt)
             self.answered_s = max(self.answered_s, attempt.sent_at_s)
-        if attempt.opened and self.unopened:
+        if attempt in self.unopened and attempt.opened:
             self._has_opened(attempt)
 
     def _has_text(self, attempt: Attempt) -> None:
@@ -214,8 +214,10 @@ class _Sent:
     def _awaited(self) -> Awaited | None:
         """Servers compute prompts side by side, and what may be shed is put off: neither tells how fast a prompt is."""
         for attempt in self.textless:
-            told, own = attempt.work.told, not attempt.info.remote and attempt.objective.priority >= 0
-            if own and told is not None and attempt.sent_at_s > self.answered_s:
+            if attempt.info.remote:  # and so are all: each decision would look at everyone who waits for a first text
+                return None
+            told = attempt.work.told
+            if told is not None and attempt.objective.priority >= 0 and attempt.sent_at_s > self.answered_s:
                 return Awaited(attempt.sent_at_s, told.ttft_high_s)
         return None
 

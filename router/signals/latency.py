@@ -363,8 +363,10 @@ def _learnt(speeds: Speeds, device: Device) -> None:
 
 
 def _log_ratio(actual: float, predicted: float) -> float:
-    return _clip(math.log(max(actual, 1e-9) / max(predicted, 1e-9)))
+    return _clip(math.log((actual if actual > 1e-9 else 1e-9) / (predicted if predicted > 1e-9 else 1e-9)))
 
 
 def _clip(value: float) -> float:
-    return min(max(value, -MAX_LOG), MAX_LOG)
+    if value > MAX_LOG:
+        return MAX_LOG
+    return value if value > -MAX_LOG else -MAX_LOG

@@ -107,8 +107,12 @@ class Speeds:
 
     def step_s(self, batch: int, now_s: float) -> float:
         """Return the seconds of one step of `batch` sequences."""
-        figures = self.figures(now_s)
-        return figures.step_s * (1.0 + figures.slope * (max(batch, 1) - 1))
+        found, prior = self._figures, self.info.prior
+        if found is None or now_s - found.at_s > FIGURES_LAST_S:  # what ended is asked about, and soon teaches anew
+            one_s = math.exp(self.pace.log(now_s)) / prior.decode_tokens_per_s
+        else:
+            one_s = found.step_s
+        return one_s * (1.0 + prior.decode_batch_slope * (max(batch, 1) - 1))
 
 
 @dataclass(slots=True)

@@ -53,14 +53,12 @@ class PrefillLine:
         trust = _PRIOR_WEIGHT * max(0.1, 1.0 / (1.0 + self._seen / 4.0))
         for x in _PRIOR_AT_TOKENS:  # weighted by today's estimate, or a prior far off would hold for ever
             weight = trust / self.predict(x) ** 2
-            y = self._prior_a + self._prior_b * x
-            w, wx, wxx, wy, wxy = (
-                w + weight,
-                wx + weight * x,
-                wxx + weight * x * x,
-                wy + weight * y,
-                wxy + weight * x * y,
-            )
+            weight_x, y = weight * x, self._prior_a + self._prior_b * x
+            w += weight
+            wx += weight_x
+            wxx += weight_x * x
+            wy += weight * y
+            wxy += weight_x * y
         determinant = w * wxx - wx * wx
         if determinant <= 1e-12 * w * wxx:
             return

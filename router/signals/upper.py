@@ -68,7 +68,9 @@ class RunningQuantile:
         the figure would have been kept with P(T <= figure | T > c), the self-consistent weight (Efron, 1967).
         """
         self.seen += 1
-        step = max(self._step, _FIRST_STEP * self._step / _STEP / self.seen)
+        step, first = self._step, _FIRST_STEP * self._step / _STEP / self.seen
+        if first > step:  # noqa: PLR1730 - done some four times a request, where each call of `max` counts
+            step = first
         log = self.log + step * (self._coverage - probability)
         if log < self._least:
             log = self._least

@@ -110,9 +110,8 @@ class Journey:
         most, told = dispatcher.settings.max_attempts, request.attempts_left
         self.tries = Tries(record, most if told is None else min(most, told))
 
-    @property
     def ready(self) -> bool:
-        """The next chunk is here already: reading it waits for nothing."""
+        """Return whether the next chunk is here already: reading it waits for nothing."""
         return self._run is not None and self._run.ready
 
     def let_tap(self, tap: Tap) -> None:

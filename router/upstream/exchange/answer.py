@@ -280,7 +280,9 @@ class OpenStream:
         self, text: str, finish: FinishReason | None, prompt_tokens: int | None, thought: str = ""
     ) -> TokenChunk:
         told = self._told_tokens
-        tokens = int(bool(text or thought)) if told is None else max(0, told - self.tokens)
+        tokens = int(bool(text or thought)) if told is None else told - self.tokens
+        if tokens < 0:  # noqa: PLR1730 - done for every token
+            tokens = 0
         self.tokens += tokens
         self._emitted = self._emitted or bool(text or thought)
         if self._began and finish is None:

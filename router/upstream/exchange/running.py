@@ -88,7 +88,8 @@ class RunningWork:
             self._note(running)
         if tokens and not running.came_tokens:
             self._unbegun_tokens -= running.prompt_tokens
-        made = min(tokens, running.left_tokens)
+        left = running.left_tokens
+        made = tokens if tokens < left else left  # noqa: FURB136 - done for every token
         running.left_tokens -= made
         if self._unseen is not None and running.at_report_tokens is None:
             self._unseen.left_tokens -= made
