@@ -140,8 +140,9 @@ class ConnectionPool:
         Returns:
             Whether there was one.
         """
-        gone = {local for local in {connection.local for connection in self._open} if local and not is_here(local)}
-        for connection in [connection for connection in self._open if connection.local in gone]:
+        local = {_address(connection): connection.local for connection in self._open if connection.local}
+        gone = {address for address, socket_name in local.items() if not is_here(socket_name)}
+        for connection in [connection for connection in self._open if _address(connection) in gone]:
             connection.lose_link()
         return bool(gone)
 
@@ -286,6 +287,11 @@ def _without_address(error: OSError) -> str:
     if isinstance(error, ssl.SSLError) or not error.errno or error.errno < 0:  # numbers of other lists
         return in_words(error)
     return f"{type(error).__name__}: {os.strerror(error.errno)}"
+
+
+def _address(connection: Connection) -> tuple[Any, ...]:
+    """Return a connection's own address without its port: thousands share one, which is asked about once."""
+    return connection.local[:1] + connection.local[2:]
 
 
 def _is_address(host: str) -> bool:

@@ -445,6 +445,20 @@ async def test_connections_of_a_network_that_this_machine_left_end_and_others_go
             each.close()
 
 
+async def test_each_address_is_asked_about_once_however_many_connections_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("router.upstream.http.pool.is_here", lambda local: asked.append(local) or True)
+    peer = Peer(begun)
+    async with peer.client() as client:
+        running = [await post(client) for _ in range(5)]
+        assert not client.drop_gone()
+        assert len(asked) == 1
+        for each in running:
+            each.close()
+
+
 async def test_a_request_without_an_answer_hears_that_its_network_was_left() -> None:
     peer = Peer(nothing)
     async with peer.client() as client:
