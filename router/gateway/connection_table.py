@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
+from functools import lru_cache
 from typing import Protocol
 
 import structlog
@@ -130,11 +131,14 @@ class ConnectionTable:
 
 def address_of(peer: Peer) -> str:
     """Return whom a connection is counted for: an address, or the network of 64 bits that one household holds."""
-    if peer is None:
-        return ""
+    return "" if peer is None else _counted_as(peer[0])
+
+
+@lru_cache(maxsize=1024)
+def _counted_as(host: str) -> str:
     try:
-        address = ipaddress.ip_address(peer[0].partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return peer[0]
+        return host
     mapped = getattr(address, "ipv4_mapped", None) or address
     return str(mapped) if mapped.version == 4 else str(ipaddress.ip_network((int(mapped) >> 64 << 64, 64)))
