@@ -24,6 +24,7 @@ Address = tuple[Any, ...]
 _Asked = tuple[Any, ...]
 
 _KEPT_S = 5.0
+_LIMIT_S = 1.5  # less than a connection may take, so that errors say what is wrong
 _PATIENCE_S = 0.5  # how long a look-up may take where there are addresses of before
 _STALE_S = 86_400.0
 _MAX_NAMES = 1024
@@ -63,8 +64,8 @@ class TierLoop(uvloop.Loop):
 class Names:
     """What names stand for, used on one event loop.
 
-    Who gives up leaves the look-up to whoever asks next. Addresses are kept for five seconds, and for a day while no
-    DNS server answers: servers on this side of a dead link are well.
+    Who gives up, or waited for a second and a half, leaves the look-up to whoever asks next. Addresses are kept for
+    five seconds, and for a day while no DNS server answers: servers on this side of a dead link are well.
     """
 
     def __init__(self) -> None:
@@ -86,9 +87,11 @@ class Names:
             return addresses
         is_stale = bool(addresses) and age_s < _STALE_S
         looking = self._looking.get(asked) or self._look(asked)
-        await asyncio.wait([looking], timeout=_PATIENCE_S if is_stale else None)
+        await asyncio.wait([looking], timeout=_PATIENCE_S if is_stale else _LIMIT_S)
         if not looking.done():
-            return addresses
+            if is_stale:
+                return addresses
+            raise socket.gaierror(socket.EAI_AGAIN, f"no DNS server has answered for its name within {_LIMIT_S:g} s")
         found = looking.result()
         if not isinstance(found, Exception):
             return found

@@ -9,13 +9,11 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from router.base.credentials import url_fault
-from router.base.timers import within
 from router.upstream.settings import BackendSettings
 
 _SETTLED_S = 1.0
 """Who rewrites a file empties it first: one that was changed so lately may not be whole."""
 _LOOKS = 10
-_LOOK_UP_S = 3.0  # whoever looks again waits on for the same answer
 
 
 class DiscoveryError(Exception):
@@ -39,10 +37,7 @@ async def _resolved(url: str) -> list[str]:
     parts = urlsplit(url)
     port = parts.port or 80
     try:
-        asking = asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-        found = await within(_LOOK_UP_S, asking)
-    except asyncio.TimeoutError:  # a tier that starts does not wait for that
-        raise DiscoveryError(f"`{parts.hostname}` does not resolve: no answer within {_LOOK_UP_S:g} s") from None
+        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise DiscoveryError(f"`{parts.hostname}` does not resolve: {error.strerror or error}") from error
     hosts = sorted({str(address[0]) for *_, address in found})

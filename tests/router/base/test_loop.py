@@ -35,6 +35,7 @@ class Resolver:
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Any:
     resolver = Resolver()
+    monkeypatch.setattr(tier_loop, "_LIMIT_S", 60.0)
     monkeypatch.setattr(socket, "getaddrinfo", resolver)
     yield resolver
     resolver.gate.set()
@@ -76,6 +77,20 @@ def test_a_look_up_that_was_given_up_is_waited_for_by_who_asks_next(resolver: Re
         resolver.gate.set()
         assert await asking == [ANSWER]
         assert resolver.asked["dead.example"] == 1  # one thread, however often it was asked
+
+    on_tier_loop(work)
+
+
+def test_a_name_that_nobody_answers_for_is_told_before_a_connection_gives_up(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tier_loop, "_LIMIT_S", 0.02)
+
+    async def work() -> None:
+        for _ in range(3):
+            with pytest.raises(socket.gaierror, match=r"no DNS server has answered for its name within 0\.02 s"):
+                await looked_up("dead.example")
+        assert resolver.asked["dead.example"] == 1
 
     on_tier_loop(work)
 
