@@ -24,6 +24,10 @@ _MAY_BE_EMPTY = ("assistant", "tool")
 """An answer that came to nothing comes back without content, and so does the result of a function that returns none."""
 
 
+_OF_RESPONSES = ("input_text", "output_text")
+"""What /v1/responses calls a text: histories of one API are sent to the other, and vLLM takes them."""
+
+
 class _Part(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
@@ -88,11 +92,15 @@ def _part(part: _Part, at: str, role: str) -> str | MediaPart:
         return image_of(part.image_url, f"{at}.image_url")
     if part.type == "input_audio":
         return sound_of(part.input_audio, f"{at}.input_audio")
+    if part.type == "thinking" and role == "assistant":
+        return ""  # thoughts of turns before are no part of a conversation, here as in `reasoning_content`
     words = {"text": part.text} | ({"refusal": part.refusal} if role == "assistant" else {})
+    words |= dict.fromkeys(_OF_RESPONSES, part.text)
     if part.type not in words:
         known = "`text`, `image_url` and `input_audio`"
         raise InvalidRequest(f"`{at}`: `{part.type[:40]}` is not served: send parts of type {known}", param=at)
     said = words[part.type]
     if said is None:
-        raise InvalidRequest(f"`{at}.{part.type}` is required", param=f"{at}.{part.type}")
+        field = "refusal" if part.type == "refusal" else "text"
+        raise InvalidRequest(f"`{at}.{field}` is required", param=f"{at}.{field}")
     return said

@@ -108,6 +108,11 @@ def test_text_parts_are_joined_and_developer_is_system() -> None:
     assert call.prompt == ChatPrompt((Message("system", "x"), Message("user", "ab")))
 
 
+def test_texts_may_be_called_as_the_other_api_calls_them() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).prompt == ChatPrompt((Message("user", "ab"),))
+
+
 @pytest.mark.parametrize(
     ("said", "content"),
     [
@@ -118,6 +123,7 @@ def test_text_parts_are_joined_and_developer_is_system() -> None:
         ({"content": "", "refusal": "I cannot."}, "I cannot."),
         ({"content": "Paris", "refusal": None}, "Paris"),
         ({"content": [{"type": "text", "text": "No: "}, {"type": "refusal", "refusal": "I cannot."}]}, "No: I cannot."),
+        ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "output_text", "text": "Paris"}]}, "Paris"),
     ],
 )
 def test_turns_of_the_assistant_come_back_as_servers_tell_them(said: dict[str, object], content: str) -> None:
@@ -185,6 +191,8 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": None, "refusal": "x"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages[0].content[0].refusal"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "messages[0].content[0]"),
     ({"messages": [*HELLO, {"role": "user", "content": 3}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
