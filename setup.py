@@ -28,7 +28,7 @@ WANTED = os.environ.get("OVERSPILL_COMPILE", "0")
 if WANTED not in {"0", "1"}:
     raise SystemExit(f"OVERSPILL_COMPILE={WANTED}: 1 compiles the router, 0 or nothing leaves it interpreted")
 ASKED = WANTED == "1"
-OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "1")  # at 3 decisions were no faster, and gcc takes nearly twice as long
+OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "2")  # from 2 on what handles errors lies apart from what runs
 # mypyc follows every import to know its types, so it needs what the compiled modules import.
 NEEDED = ["mypy>=2.4,<2.5", "msgspec>=0.18", "numpy>=1.26", "prometheus-client>=0.20", "structlog>=24"]
 if sys.version_info < (3, 11):
@@ -37,7 +37,7 @@ BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "ins
 
 MODULES = {
     "router/base": "alarms",
-    "router/values": "choice length link offer prediction situation",
+    "router/values": "choice length link offer prediction replica situation",
     "router/signals": (
         "affinity at_stake breaker canary configurations credit_account credit_line credits exploration fairness "
         "health in_flight ladder latency learnt length level link occupancy peak_latency prefill replica_state "
@@ -48,13 +48,13 @@ MODULES = {
         "promise quality_in_objective queueing random_choice slo_utility smallest_rung threshold urgency worth"
     ),
     "router/dispatch": "admission dispatcher",
-    "router/dispatch/records": "decision_value record telemetry",
+    "router/dispatch/records": "decision_value plain_counters record telemetry",
     "router/dispatch/attempts": "answer_room blame budget give_up hedge run stream",
     "router/dispatch/replicas": "peers pool served view",
     "router/dispatch/assessment": "candidates pending rejections",
     "router/dispatch/binding": "binder free_slots imagining lost_promises queue refusals slots",
     "router/dispatch/journey": "feedback journey outcomes",
-    "router/simulation": "call device loop network prefix_cache run values",
+    "router/simulation": "call device loop network prefix_cache replica run values",
 }
 """What decides, leads each attempt, and simulates. `async` generators, structs that are decoded, and what waits for
 the network stay interpreted."""
@@ -112,8 +112,10 @@ def _extensions() -> list[Extension]:
         debug_level="0",
     )
     for extension in extensions:
-        # One rounding for each operation, as the interpreter does; and a compiler's new warning breaks nobody's build.
-        extension.extra_compile_args = [*extension.extra_compile_args, "-ffp-contract=off", "-Wno-error"]
+        # One rounding for each operation, as the interpreter does; nothing but the modules' own entries is seen from
+        # outside, so that functions call one another directly; and a compiler's new warning breaks nobody's build.
+        more = ["-ffp-contract=off", "-fvisibility=hidden", "-Wno-error"]
+        extension.extra_compile_args = [*extension.extra_compile_args, *more]
     return extensions
 
 

@@ -28,11 +28,11 @@ COPIED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "overspill.py", 
 BUILDS = ("interpreted", "compiled")
 
 
-def trees(opt_level: str = "1") -> dict[str, Path]:
+def trees(opt_level: str = "2") -> dict[str, Path]:
     """Return a copy of this tree for each build, made anew where a source has changed.
 
     Args:
-        opt_level: of the C compiler; 1 is what users get.
+        opt_level: of the C compiler; 2 is what users get.
     """
     files = [file for name in COPIED for file in _files(REPOSITORY / name)]
     digest = hashlib.sha256(f"{sys.version} {sys.platform}".encode())

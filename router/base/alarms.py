@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 from itertools import count
 from types import TracebackType
 from typing import Final
@@ -106,7 +106,7 @@ class Alarms:
     def set(self, due_s: float, ring: Callable[[], None]) -> Alarm:
         """Call `ring` at `due_s` of the clock. What it raises is logged: the other alarms ring all the same."""
         alarm = Alarm(ring, self)
-        heapq.heappush(self._heap, (due_s, next(self._order), alarm))
+        heappush(self._heap, (due_s, next(self._order), alarm))
         if due_s < self._rings_at_s:
             self._arm()
         return alarm
@@ -120,13 +120,13 @@ class Alarms:
         self._cancelled += 1
         if self._cancelled > max(_SWEEP_ABOVE, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[2].ring is not None]
-            heapq.heapify(self._heap)
+            heapify(self._heap)
             self._cancelled = 0
 
     def _arm(self) -> None:
         """Set the timer to the next alarm that was not cancelled."""
         while self._heap and self._heap[0][2].ring is None:
-            heapq.heappop(self._heap)
+            heappop(self._heap)
             self._cancelled -= 1
         due_s = self._heap[0][0] if self._heap else math.inf
         if not self._open or due_s == self._rings_at_s:
@@ -141,7 +141,7 @@ class Alarms:
         self._timer, self._rings_at_s = None, -math.inf
         now_s = self._clock.now_s()
         while self._heap and (self._heap[0][0] <= now_s or self._heap[0][2].ring is None):
-            alarm = heapq.heappop(self._heap)[2]
+            alarm = heappop(self._heap)[2]
             ring, alarm.ring = alarm.ring, None
             if ring is None:
                 self._cancelled -= 1

@@ -49,7 +49,7 @@ from router.tracing.sink import TraceSink
 from router.upstream.source import SourceHooks
 from router.values.answer import Answer
 from router.values.readiness import Readiness
-from router.values.replica import HoldsUp, Replica, ReplicaInfo, ReplicaSnapshot, Unreached
+from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, Unreached, holds_up
 from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
 from router.values.status import RouterStatus, Tally
@@ -261,8 +261,8 @@ class Dispatcher:
     def limit_lines(self, lines: int | None) -> None:
         """Let each replica that can hold them up compute so many requests that yield; see `HoldsUp`."""
         for replica in self._binder.pool.replicas.values():
-            if isinstance(replica, HoldsUp):
-                replica.limit_lines(lines)
+            if (holder := holds_up(replica)) is not None:
+                holder.limit_lines(lines)
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
         """Return what each variant of each tier has done since the start."""

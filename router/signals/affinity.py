@@ -165,7 +165,7 @@ class Affinity:
         """
         if request.task is not Task.GENERATE:
             return
-        held = self._held.setdefault(replica_id, _Holdings())
+        held = self._held_by(replica_id)
         tokens, at_s = _noted(request, self._chain(request), held)
         if at_s <= sent_at_s:
             self._untold[request.request_id] = tokens, sent_at_s - at_s
@@ -176,11 +176,17 @@ class Affinity:
 
     def told(self, request: InferenceRequest, replica_id: str, cached_tokens: int) -> None:
         """The replica has told how many tokens of the prompt it found; some tell at the end of the answer alone."""
-        held = self._held.setdefault(replica_id, _Holdings())
+        held = self._held_by(replica_id)
         self.telling.add(replica_id)
         tokens, age_s = self._untold.pop(request.request_id, (0, 0.0))
         if tokens >= BLOCK_TOKENS:
             held.learn(request, age_s, min(1.0, cached_tokens / tokens))
+
+    def _held_by(self, replica_id: str) -> _Holdings:
+        held = self._held.get(replica_id)
+        if held is None:
+            held = self._held[replica_id] = _Holdings()
+        return held
 
     def ended(self, request: InferenceRequest, replica_id: str, answer_tokens: int) -> None:
         """A whole answer came, after `began`: the replica holds prompt and answer now."""

@@ -12,12 +12,12 @@ some microseconds a request.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Final
 
 from router.values.offer import Ask, Offer
@@ -94,9 +94,9 @@ class _Device:
         """Find the next event."""
         soonest_s, of, ends, deadlines = math.inf, None, self.ends, self.deadlines
         while ends and ends[0][2].over:
-            heapq.heappop(ends)
+            heappop(ends)
         while deadlines and deadlines[0][2].over:
-            heapq.heappop(deadlines)
+            heappop(deadlines)
         if self.prefills:
             left_s, of = self.prefill_left_s, self.prefills[0]
             soonest_s = self.at_s + left_s if left_s > 0.0 else self.at_s
@@ -127,7 +127,7 @@ class _Device:
         last_s = drawn.at_s + drawn.ask.deadline_s + drawn.ask.late_s - offer.network_s
         if last_s < math.inf:
             self.order += 1
-            heapq.heappush(self.deadlines, (last_s, self.order, sequence))
+            heappush(self.deadlines, (last_s, self.order, sequence))
         self.look_ahead()
 
     def happen(self, sequence: _Sequence, now_s: float) -> bool:
@@ -148,10 +148,10 @@ class _Device:
                 self.decoding += 1
                 self.order += 1
                 ends_tau = self.tau + (sequence.drawn.tokens - 1.0) * sequence.drawn.pace_noise
-                heapq.heappush(self.ends, (ends_tau, self.order, sequence))
+                heappush(self.ends, (ends_tau, self.order, sequence))
                 return False
         else:
-            self.tau = max(self.tau, heapq.heappop(self.ends)[0])
+            self.tau = max(self.tau, heappop(self.ends)[0])
             self.decoding -= 1
         sequence.over = True
         self.held -= 1

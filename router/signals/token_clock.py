@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import final
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class Mark:
     """Where a device's clock stood at a sequence's first token.
 
@@ -22,10 +23,13 @@ class Mark:
         steps: by replica, the part of the elapsed rounds that its steps took.
     """
 
-    at_s: float
-    alone_tokens: float
-    beside_tokens: float
-    steps: dict[str, float]
+    __slots__ = ("alone_tokens", "at_s", "beside_tokens", "steps")
+
+    def __init__(self, at_s: float, alone_tokens: float, beside_tokens: float, steps: dict[str, float]) -> None:
+        self.at_s = at_s
+        self.alone_tokens = alone_tokens
+        self.beside_tokens = beside_tokens
+        self.steps = steps
 
 
 @dataclass(slots=True)

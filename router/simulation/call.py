@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from router.base.errors import ReplicaBroken, ReplicaUnreachable
+from router.simulation.loop import VirtualLoop
 
 
 class Call:
@@ -18,7 +19,7 @@ class Call:
 
     __slots__ = ("_fault", "_new", "_reader", "loop", "most_tokens", "out", "past")
 
-    def __init__(self, most_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, most_tokens: int, loop: VirtualLoop) -> None:
         self.most_tokens = most_tokens
         self.loop = loop
         self.out = 0

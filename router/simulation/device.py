@@ -12,14 +12,14 @@ a device does takes 1 / beside as long.
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 from itertools import count
 from typing import Final
 
+from router.simulation.loop import VirtualLoop, VirtualTimer
 from router.simulation.world import DeviceSpec
 
 CHUNK_RATIO: Final = 1.5
@@ -63,13 +63,14 @@ class Device:
     Attributes:
         busy_s: seconds in which it computed.
         most_running: the most slots that were ever held.
+        loop: the event loop that it runs on.
     """
 
-    def __init__(self, spec: DeviceSpec, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, spec: DeviceSpec, loop: VirtualLoop) -> None:
         self.spec = spec
         self.busy_s = 0.0
         self.most_running = 0
-        self._loop = loop
+        self.loop = loop
         self._speed = 1.0
         self._computing = False
         self._held = 0
@@ -81,8 +82,8 @@ class Device:
         self._order = count()
         self._tau = 0.0
         self._round_s = 0.0  # 0: nobody decodes
-        self._at_s = loop.time()
-        self._timer: asyncio.TimerHandle | None = None
+        self._at_s = loop.now_s
+        self._timer: VirtualTimer | None = None
         self._due_s = math.inf
         self._prefill_due = False  # what the timer is set to
         self._prefill_rate = 0.0
@@ -178,7 +179,7 @@ class Device:
 
     def _settle(self) -> None:
         """Bring prefill and token clock to the present."""
-        now_s = self._loop.time()
+        now_s = self.loop.now_s
         passed_s = now_s - self._at_s
         self._at_s = now_s
         if passed_s <= 0.0:
@@ -207,7 +208,7 @@ class Device:
         """Set the one timer to the next event."""
         events = self._events
         while events and events[0][2].left:
-            heapq.heappop(events)
+            heappop(events)
         turned = self._set_rates()
         prefill_s = chunk_s = math.inf
         if self._prefill_rate > 0:
@@ -220,7 +221,7 @@ class Device:
             if self._timer is not None:
                 self._timer.cancel()
             self._due_s = due_s
-            self._timer = self._loop.call_at(due_s, self._happen) if due_s < math.inf else None
+            self._timer = self.loop.call_at(due_s, self._happen) if due_s < math.inf else None
         if turned:
             for neighbour in self._neighbours:
                 neighbour._neighbour_turned()  # noqa: SLF001 (of the same class)
@@ -252,7 +253,7 @@ class Device:
         events = self._events
         tau = self._tau = max(self._tau, events[0][0])
         while events and events[0][0] <= tau:
-            work = heapq.heappop(events)[2]
+            work = heappop(events)[2]
             if work.left:
                 continue
             before, work.out = work.out, work.due
@@ -265,7 +266,7 @@ class Device:
     def _schedule(self, work: Work) -> None:
         work.due = work.next_count()
         due_tau = work.tau_first + (work.due - 1) * work.noise
-        heapq.heappush(self._events, (due_tau, next(self._order), work))
+        heappush(self._events, (due_tau, next(self._order), work))
 
     def _finish(self, work: Work) -> None:
         work.left = True

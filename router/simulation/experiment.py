@@ -5,6 +5,7 @@ A load of 1 keeps all devices busy on their best rungs in full batches (`router.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ NOBODY = "nobody"
 """Where a request went that no rung finished."""
 MOMENTS = 40
 """Bins of time in which an experiment counts where requests went."""
+_YOUNG = 50_000  # new objects, after which a worker looks for garbage among them: nobody waits for it meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,9 @@ def runs_of(experiment: Experiment, jobs: int) -> Iterator[Run]:
 
 
 def begin_worker() -> None:
-    """Make ready a process that simulates: what it has imported, which is most of what lives there, is no garbage."""
+    """Make ready a process that simulates: what it has imported is no garbage, and what it makes hardly ever is."""
     spare_what_was_imported()
+    gc.set_threshold(_YOUNG)
 
 
 def run_task(experiment: Experiment, task: Task) -> Run:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 import structlog
@@ -36,9 +35,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._ready: deque[_Handle] = deque()
+        self._ready: list[VirtualTimer] = []
         self._times: list[float] = []  # a heap
-        self._timers: dict[float, list[_Handle]] = {}  # by time, in the order in which they were set
+        self._timers: dict[float, list[VirtualTimer]] = {}  # by time, in the order in which they were set
 
     def time(self) -> float:
         return self.now_s
@@ -61,46 +60,50 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def _run(self, task: asyncio.Task[Any]) -> None:
-        ready, times, timers = self._ready, self._times, self._timers
-        while not task.done():
-            if not ready:
-                if not times:
-                    raise NothingLeft("the simulation hangs: every task waits, and no timer is set")
-                now_s = self.now_s = max(self.now_s, times[0])
+        times, timers = self._times, self._timers
+        while self._ready or not task.done():
+            turn = self._ready
+            if turn:
+                self._ready = []
+            elif not times:
+                raise NothingLeft("the simulation hangs: every task waits, and no timer is set")
+            else:
+                first_s = heappop(times)
+                turn, now_s = timers.pop(first_s), max(self.now_s, first_s)
+                self.now_s = now_s
                 while times and times[0] <= now_s:
-                    ready.extend(timers.pop(heapq.heappop(times)))
-            while ready:
-                handle = ready.popleft()
+                    turn.extend(timers.pop(heappop(times)))
+            for handle in turn:
                 callback = handle.callback
                 if callback is not None:
-                    handle.callback = None
+                    args, handle.callback, handle.args = handle.args, None, ()
                     if handle.context is None:
-                        callback(*handle.args)
+                        callback(*args)
                     else:
-                        handle.context.run(callback, *handle.args)
+                        handle.context.run(callback, *args)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> _Handle:
-        handle = _Handle(callback, args, context)
+    ) -> VirtualTimer:
+        handle = VirtualTimer(callback, args, context)
         self._ready.append(handle)
         return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> _Handle:
-        handle = _Handle(callback, args, context)
+    ) -> VirtualTimer:
+        handle = VirtualTimer(callback, args, context)
         together = self._timers.get(when)
         if together is None:
             self._timers[when] = [handle]
-            heapq.heappush(self._times, when)
+            heappush(self._times, when)
         else:
             together.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
-    ) -> _Handle:
+    ) -> VirtualTimer:
         return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -148,7 +151,7 @@ class LoopClock:
         await asyncio.sleep(duration_s)
 
 
-class _Handle:
+class VirtualTimer:
     """A callback that waits for its turn or its time, unless it is cancelled.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import gzip
 from array import array
@@ -16,7 +15,7 @@ import numpy as np
 
 from router.base.errors import ConfigError
 from router.signals.link import Link
-from router.simulation.loop import LoopClock
+from router.simulation.loop import LoopClock, VirtualLoop
 from router.simulation.world import DEFAULT_UPLINK_MBPS, LinkSpec
 
 _PACKET_BITS = 1500 * 8
@@ -172,9 +171,7 @@ class NetworkPath:
         known: the router's estimates.
     """
 
-    def __init__(
-        self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, spec: LinkSpec, endpoint: str, report_interval_s: float, loop: VirtualLoop) -> None:
         self.known = Link(endpoint, clock=LoopClock(loop))
         self._slower = 1.0
         self._share = 1.0
@@ -189,11 +186,11 @@ class NetworkPath:
     @property
     def cut(self) -> bool:
         """Whether nothing passes now."""
-        return self._loop.time() < self._cut_until_s
+        return self._loop.now_s < self._cut_until_s
 
     def cut_off(self, until_s: float) -> None:
         """Let nothing pass from now until then, on the loop's time."""
-        self._cut_from_s, self._cut_until_s = self._loop.time(), until_s
+        self._cut_from_s, self._cut_until_s = self._loop.now_s, until_s
 
     def worsen(self, uplink_factor: float, rtt_factor: float) -> None:
         """Set what the uplink's rate and round trips are of what they should be; 1 and 1 is as it should."""
@@ -201,12 +198,12 @@ class NetworkPath:
 
     def one_way_s(self, noise: float) -> float:
         """Return seconds for a small packet that is sent now; one sent into a cut is sent again at its end."""
-        held_s = max(self._cut_until_s - self._loop.time(), 0.0)
+        held_s = max(self._cut_until_s - self._loop.now_s, 0.0)
         return held_s + self._spec.rtt_ms / 2e3 * noise * self._slower
 
     def send(self, sent_bytes: int, noise: float) -> float:
         """Take a body onto the uplink; return when it has arrived, on the loop's time."""
-        now_s = self._loop.time()
+        now_s = self._loop.now_s
         begins_s = max(now_s, self._uplink_free_s, self._cut_until_s)
         self._uplink_free_s = self._bandwidth.end_s(begins_s, sent_bytes * 8 / self._share)
         self.known.observe_transfer(sent_bytes, self._uplink_free_s - now_s)
@@ -214,7 +211,7 @@ class NetworkPath:
 
     def report_age_s(self) -> float:
         """Return the age of the last load report; one that came since the last call has taught the round trip."""
-        now_s = self._loop.time()
+        now_s = self._loop.now_s
         heard_s = self._cut_from_s if now_s < self._cut_until_s else now_s
         last_s = heard_s // self._interval_s * self._interval_s
         if last_s > self._reported_at_s:

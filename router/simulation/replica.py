@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from router.base.errors import ReplicaUnreachable
+from router.simulation.answer_stream import stream_of
 from router.simulation.call import Call
 from router.simulation.device import Device, Work
 from router.simulation.network import NetworkPath
@@ -76,38 +77,43 @@ class SimReplica:
 
     Attributes:
         alive: it serves; `die` and `revive` change it.
+        known, device, path: of its host.
+        loop: whose time it keeps.
+        calls: what was sent here and has not ended, in that order.
+        queued_prefill_tokens, pending_decode_tokens: as in its snapshots.
     """
 
     def __init__(self, info: ReplicaInfo, host: Host, rung: int, truths: Mapping[str, Truth]) -> None:
         self.info = info
         self.alive = True
-        self._known = host.known
-        self._device = host.device
+        self.known = host.known
+        self.device = host.device
         self._rung = rung
         self._truths = truths
-        self._path = host.path
+        self.path = host.path
+        self.loop = host.device.loop
         room_tokens = host.device.spec.kv_tokens
         self._cache = PrefixCache(room_tokens) if room_tokens is not None else None
-        self._calls: dict[Call, None] = {}
-        self._queued_prefill_tokens = 0
-        self._pending_decode_tokens = 0
+        self.calls: dict[Call, None] = {}
+        self.queued_prefill_tokens = 0
+        self.pending_decode_tokens = 0
 
     @property
     def link(self) -> LinkSnapshot | None:
-        return None if self._path is None else self._path.known.snapshot()
+        return None if self.path is None else self.path.known.snapshot()
 
     def snapshot(self) -> ReplicaSnapshot:
-        slots, here = self._device.spec.slots, len(self._calls)
-        why = self._known.why or ("it is not served there now" if self.info.variant in self._known.dead else "")
+        slots, here = self.device.spec.slots, len(self.calls)
+        why = self.known.why or ("it is not served there now" if self.info.variant in self.known.dead else "")
         return ReplicaSnapshot(
             info=self.info,
             available=not why,
             slots=slots,
             running=min(here, slots),
             queued=max(here - slots, 0),
-            queued_prefill_tokens=self._queued_prefill_tokens,
-            pending_decode_tokens=self._pending_decode_tokens,
-            age_s=0.0 if self._path is None else self._path.report_age_s(),
+            queued_prefill_tokens=self.queued_prefill_tokens,
+            pending_decode_tokens=self.pending_decode_tokens,
+            age_s=0.0 if self.path is None else self.path.report_age_s(),
             why=why,
         )
 
@@ -116,83 +122,71 @@ class SimReplica:
         self.alive = False
         if self._cache is not None:
             self._cache.clear()
-        if self._path is None:
-            self._known.dead.add(self.info.variant)
+        if self.path is None:
+            self.known.dead.add(self.info.variant)
             self.lose("it ended")
         else:
-            asyncio.get_running_loop().call_later(self._path.one_way_s(1.0), self.lose, "it ended")
+            self.loop.call_later(self.path.one_way_s(1.0), self.lose, "it ended")
 
     def revive(self) -> None:
         """Serve again."""
         self.alive = True
-        if self._path is None:
-            self._known.dead.discard(self.info.variant)
+        if self.path is None:
+            self.known.dead.discard(self.info.variant)
 
     def lose(self, why: str) -> None:
         """Break every request that waits for something from here."""
-        for call in list(self._calls):
+        for call in list(self.calls):
             call.fail(f"{self.info.replica_id}: {why}")
 
     def generate(self, request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Replica.generate`."""
-        return self._stream(request, None)
+        return stream_of(self, request, None)
 
     def push(self, request: InferenceRequest, give: Give) -> AsyncGenerator[TokenChunk, None]:
         """Stream the answer; see `router.values.replica.Pushes`."""
-        return self._stream(request, give)
+        return stream_of(self, request, give)
 
-    async def _stream(self, request: InferenceRequest, give: Give | None) -> AsyncGenerator[TokenChunk, None]:
-        if not self.alive or self._known.why:
-            await self._refuse()
-        truth, spec = self._truths.get(request.request_id, _SELF_TEST), self._device.spec.rungs[self._rung]
-        room = request.most_answer_tokens(self.info.context_tokens)
+    async def admit(self) -> None:
+        """Return where it serves; else say that nobody does, after the round trip that it takes to learn that.
+
+        Raises:
+            ReplicaUnreachable: nobody serves here.
+        """
+        if self.alive and not self.known.why:
+            return
+        if self.path is not None and not self.known.why:
+            await asyncio.sleep(2 * self.path.one_way_s(1.0))
+        raise ReplicaUnreachable(f"{self.info.replica_id}: {self.known.why or 'connection refused'}")
+
+    def send(self, request: InferenceRequest, give: Give | None) -> Sent:
+        """Send a request to the device."""
+        truth, spec = self._truths.get(request.request_id, _SELF_TEST), self.device.spec.rungs[self._rung]
+        endless, room = request.sampling.ignore_eos, request.most_answer_tokens(self.info.context_tokens)
         rest = max(truth.answer_tokens - request.continuation_tokens, 1)
-        reason = FinishReason.LENGTH if request.sampling.ignore_eos or rest >= room else FinishReason.STOP
-        call = Call(min(room, _UNBOUNDED_ANSWER_TOKENS), asyncio.get_running_loop())
-        cached = self._find(request)
-        prefill_s = spec.prefill_s(request.prompt_tokens - (cached or 0)) * truth.prefill_noise
-        tokens = room if request.sampling.ignore_eos else min(rest, room)
-        held = request.prompt_tokens - (cached or 0) + tokens
-        work = Work(self._rung, prefill_s, tokens, truth.pace_noise, call.take)
-        call.past = None if give is None else partial(self._pass_on, call, tokens, give)
-        self._calls[call] = None
-        self._hold(held)
-        self._queued_prefill_tokens += request.prompt_tokens
-        self._pending_decode_tokens += call.most_tokens
-        self._send(work, call, request.prompt_bytes, truth)
-        try:
-            while True:
-                new = await call.next()
-                told = None
-                if not call.out:
-                    self._queued_prefill_tokens -= request.prompt_tokens
-                    self._keep(request, ())
-                    told = cached
-                call.out += new
-                self._pending_decode_tokens -= new
-                last = call.out == tokens
-                yield _chunk(new, reason if last else None, told)
-                if last:
-                    return
-        finally:
-            call.past = None  # it holds the call
-            del self._calls[call]
-            self._pending_decode_tokens -= call.most_tokens - call.out
-            if not call.out:
-                self._queued_prefill_tokens -= request.prompt_tokens
-            else:
-                self._keep(request, truth.answer_ids[: call.out])
-            self._hold(-held)
-            if not work.left:
-                self._cancel(work, truth)
-
-    def _pass_on(self, call: Call, tokens: int, give: Give, new: int) -> bool:
-        """Give text on past the reader, whose the first piece of an answer of `tokens` is, and the last."""
-        if not call.out or call.out + new == tokens or not give([_chunk(new, None)]):
-            return False
-        call.out += new
-        self._pending_decode_tokens -= new
-        return True
+        cached, call = self._find(request), Call(min(room, _UNBOUNDED_ANSWER_TOKENS), self.loop)
+        computed = request.prompt_tokens - (cached or 0)
+        work = Work(
+            self._rung,
+            spec.prefill_s(computed) * truth.prefill_noise,
+            room if endless else min(rest, room),
+            truth.pace_noise,
+            call.take,
+        )
+        reason = FinishReason.LENGTH if endless or rest >= room else FinishReason.STOP
+        sent = Sent(self, request, truth, call, work, reason=reason, computed=computed, cached=cached, give=give)
+        if give is not None:
+            call.past = sent.pass_on
+        self.calls[call] = None
+        self.hold(computed + work.tokens)
+        self.queued_prefill_tokens += request.prompt_tokens
+        self.pending_decode_tokens += call.most_tokens
+        if self.path is None:
+            self.device.enter(work)
+        else:
+            work.deliver = sent.deliver
+            self.loop.call_at(self.path.send(request.prompt_bytes, truth.rtt_noise), self.device.enter, work)
+        return sent
 
     def _find(self, request: InferenceRequest) -> int | None:
         """Return how many tokens of the prompt need not be computed, None where that is not told."""
@@ -201,45 +195,98 @@ class SimReplica:
         ids = request.encoded.token_ids if request.encoded is not None else ()
         return self._cache.find(request.cache_owner, ids)
 
-    def _keep(self, request: InferenceRequest, answer_ids: Sequence[int]) -> None:
+    def keep(self, request: InferenceRequest, answer_ids: Sequence[int]) -> None:
+        """Keep what was computed of a request, where the device does."""
         if self._cache is not None and request.encoded is not None:
             self._cache.keep(request.cache_owner, (*request.encoded.token_ids, *answer_ids))
 
-    def _hold(self, tokens: int) -> None:
+    def hold(self, tokens: int) -> None:
         """Take the room of a sequence, or give it back: a negative number."""
         if self._cache is not None:
             self._cache.hold(tokens)
 
-    async def _refuse(self) -> None:
-        """Say that nobody serves it here, after the round trip that it takes to learn that.
 
-        Raises:
-            ReplicaUnreachable: always.
+class Sent:
+    """A request on its way through a replica, and what of its answer has come back.
+
+    Attributes:
+        call: the router's end of it.
+    """
+
+    __slots__ = ("_cached", "_computed", "_give", "_reason", "_replica", "_request", "_truth", "_work", "call")
+
+    def __init__(
+        self,
+        replica: SimReplica,
+        request: InferenceRequest,
+        truth: Truth,
+        call: Call,
+        work: Work,
+        *,
+        reason: FinishReason,
+        computed: int,
+        cached: int | None,
+        give: Give | None,
+    ) -> None:
+        """Take a request with what is to become of it.
+
+        Args:
+            reason: why its answer will end.
+            computed, cached: tokens of its prompt that the device computes, and does not have to.
         """
-        if self._path is not None and not self._known.why:
-            await asyncio.sleep(2 * self._path.one_way_s(1.0))
-        raise ReplicaUnreachable(f"{self.info.replica_id}: {self._known.why or 'connection refused'}")
+        self.call = call
+        self._replica = replica
+        self._request = request
+        self._truth = truth
+        self._work = work
+        self._reason = reason
+        self._computed = computed
+        self._cached = cached
+        self._give = give
 
-    def _send(self, work: Work, call: Call, sent_bytes: int, truth: Truth) -> None:
-        path = self._path
-        if path is None:
-            self._device.enter(work)
-            return
-        loop = call.loop
+    def deliver(self, new: int) -> None:
+        """Let new tokens travel back from another machine."""
+        replica, call = self._replica, self.call
+        if replica.path is not None:
+            replica.loop.call_later(replica.path.one_way_s(self._truth.rtt_noise), call.take, new)
 
-        def deliver(new: int) -> None:
-            loop.call_later(path.one_way_s(truth.rtt_noise), call.take, new)
+    def pass_on(self, new: int) -> bool:
+        """Give text on past the reader, whose the first piece of an answer is, and the last."""
+        call, give = self.call, self._give
+        if give is None or not call.out or call.out + new == self._work.tokens or not give([_chunk(new, None)]):
+            return False
+        call.out += new
+        self._replica.pending_decode_tokens -= new
+        return True
 
-        work.deliver = deliver
-        loop.call_at(path.send(sent_bytes, truth.rtt_noise), self._device.enter, work)
+    def chunk(self, new: int) -> TokenChunk:
+        """Take so many new tokens as the next chunk of the answer."""
+        replica, call, told = self._replica, self.call, None
+        if not call.out:
+            replica.queued_prefill_tokens -= self._request.prompt_tokens
+            replica.keep(self._request, ())
+            told = self._cached
+        call.out += new
+        replica.pending_decode_tokens -= new
+        return _chunk(new, self._reason if call.out == self._work.tokens else None, told)
 
-    def _cancel(self, work: Work, truth: Truth) -> None:
-        """Give the slot back: at once on this machine, half a round trip later on another one."""
-        if self._path is None or not self.alive:
-            self._device.leave(work)
+    def end(self) -> None:
+        """Give back what it holds; what still runs is cancelled."""
+        replica, call, work = self._replica, self.call, self._work
+        call.past = None  # it holds this, which holds the call
+        del replica.calls[call]
+        replica.pending_decode_tokens -= call.most_tokens - call.out
+        if not call.out:
+            replica.queued_prefill_tokens -= self._request.prompt_tokens
         else:
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._path.one_way_s(truth.rtt_noise), self._device.leave, work)
+            replica.keep(self._request, self._truth.answer_ids[: call.out])
+        replica.hold(-self._computed - work.tokens)
+        if work.left:
+            return
+        if replica.path is None or not replica.alive:  # at once on this machine, half a round trip later on another one
+            replica.device.leave(work)
+        else:
+            replica.loop.call_later(replica.path.one_way_s(self._truth.rtt_noise), replica.device.leave, work)
 
 
 @lru_cache(4096)

@@ -171,7 +171,7 @@ class _Simulation:
 
     async def _one(self, index: int, request: SimRequest) -> None:
         """Be the caller of one request, to its end."""
-        accepted_s = self._loop.time()
+        accepted_s = self._loop.now_s
         sent = InferenceRequest(
             request_id=str(index),
             model=request.model or self._family,
@@ -199,7 +199,7 @@ class _Simulation:
         record = self._dispatcher.decision(sent.request_id, request.caller)
         if record is None:
             raise RuntimeError(f"request {index} left no decision record")
-        got.ended_s = self._loop.time() - accepted_s
+        got.ended_s = self._loop.now_s - accepted_s
         self._rows[index] = _row(index, request, record, answer, got)
 
 
@@ -243,6 +243,7 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
     whole = got.tokens >= request.asked_tokens and outcome in {"completed", "degraded"}
     share = _share_of_value(request.objective, got) if whole else 0.0
     first = record.choice.candidate.prediction if record.choice is not None else None
+    sent_ms = record.sent_ms
     return SimRow(
         index=index,
         arrival_s=request.arrival_s,
@@ -267,7 +268,7 @@ def _row(index: int, request: SimRequest, record: DecisionRecord, answer: Answer
         predicted_finish_high_s=None if first is None else first.finish_high_s,
         last_s=got.last_s,
         cached_tokens=got.cached_tokens,
-        bound_s=record.sent_ms / 1e3 if served is not None and record.sent_ms is not None else None,
+        bound_s=None if served is None or sent_ms is None else sent_ms / 1e3,
         told=first if served is not None else None,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 RATIO: Final = 1.1
@@ -23,7 +22,6 @@ def position_of(tokens: float) -> float:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class LengthCurve:
     """Distribution of what is left to generate, in tokens.
 
@@ -33,9 +31,12 @@ class LengthCurve:
         cap: no answer is longer; infinity where nothing bounds it.
     """
 
-    survival: Sequence[float]
-    area: Sequence[float]
-    cap: float = math.inf
+    __slots__ = ("area", "cap", "survival")
+
+    def __init__(self, survival: Sequence[float], area: Sequence[float], cap: float = math.inf) -> None:
+        self.survival = survival
+        self.area = area
+        self.cap = cap
 
     @classmethod
     def of(cls, survival: Sequence[float], cap: float = math.inf) -> LengthCurve:

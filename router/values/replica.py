@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast, final
 
-import msgspec
-
+from router.base.structs import FrozenStruct
 from router.values.chunk import TokenChunk
 from router.values.feature import NOTHING, Feature
 from router.values.link import LinkSnapshot
@@ -17,6 +16,7 @@ from router.values.task import GENERATES, Task
 from router.values.tensors import Signature
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class SpeedPrior:
     """Throughput before anything was observed, from the hardware profile or the catalogue.
@@ -69,6 +69,7 @@ class Unreached:
         return not self.remote or Locality.LOCAL_ONLY not in localities
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """What does not change while a replica lives.
@@ -139,7 +140,7 @@ def without_address(replica_id: str) -> str:
     return _ADDRESS.sub(r"\1", replica_id)
 
 
-class ReplicaSnapshot(msgspec.Struct, frozen=True, gc=False):
+class ReplicaSnapshot(FrozenStruct, frozen=True):
     """A frozen snapshot of a replica's load. Made for every replica at every look: see `router.values.prediction`.
 
     Attributes:
@@ -224,7 +225,6 @@ def pushes(replica: Replica) -> Pushes | None:
     return cast("Pushes", replica) if hasattr(replica, "push") else None
 
 
-@runtime_checkable
 class HoldsUp(Protocol):
     """A replica that holds requests that yield (`Objective.yields`) up for others, with all that they have.
 
@@ -238,3 +238,8 @@ class HoldsUp(Protocol):
             lines: in one step, whoever else is in it; None: all of them, while the replica has no other request.
         """
         ...
+
+
+def holds_up(replica: Replica) -> HoldsUp | None:
+    """Return a replica that `HoldsUp` as that."""
+    return cast("HoldsUp", replica) if hasattr(replica, "limit_lines") else None

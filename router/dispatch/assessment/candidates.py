@@ -65,10 +65,11 @@ def _candidates(
     request, settings, signals = pending.request, pool.settings, pool.signals
     latency, affinity, ahead_of = signals.latency, signals.affinity, pool.ahead
     objective, now_s = request.objective, pool.now_s
-    brief = request.task in _BRIEF
+    generates = pending.task is Task.GENERATE
+    brief = not generates and pending.task in _BRIEF
     session = pool.session_replica.get(objective.session) if objective.session is not None else None
     free, telling, priority = settings.prices is FREE, affinity.telling, objective.priority
-    interrupts = request.task is Task.GENERATE and not request.continuation_tokens  # the rest of an answer is awaited
+    interrupts = generates and not request.continuation_tokens  # the rest of an answer is awaited
     whole_tokens, lined_up = pending.whole_tokens, pool.lined_up
     candidates: list[Candidate] = []
     by_window: dict[float, tuple[Demand, int | None, int]] = {}

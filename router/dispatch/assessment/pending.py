@@ -23,6 +23,7 @@ class PendingRequest:
         wait_until_s: when it is given up, on the tier's clock.
         length: what is believed of the length of its whole answer.
         refused_by: who refused it as its caller's mistake.
+        task: what is asked of the model.
         left_tokens: longest rest of the answer under the caller's cap, None without one.
         least_prompt_tokens: what the prompt surely has.
     """
@@ -41,6 +42,7 @@ class PendingRequest:
         self.wait_until_s = wait_until_s
         self.length = length
         self.refused_by = refused_by
+        self.task = request.task
         self.left_tokens = None if cap is None else max(1, cap - request.continuation_tokens)
         self.least_prompt_tokens = request.least_prompt_tokens
         self._defaulted: Objective | None = None

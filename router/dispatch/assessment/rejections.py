@@ -46,7 +46,7 @@ def eligible(
     request, objective, views = pending.request, pending.request.objective, pool.views
     needed, least_quality = pending.needed_tokens(pool.settings), objective.min_quality
     plain = (
-        request.task is Task.GENERATE
+        pending.task is Task.GENERATE
         and pool.locality is Locality.ANY
         and objective.locality is Locality.ANY
         and not request.wants
@@ -70,9 +70,9 @@ def eligible(
 def reject(pending: PendingRequest, view: ReplicaView, pool: Pool) -> Rejection | None:
     """Say why a replica is no candidate: the request's own bounds first, then the replica's state."""
     info, request = view.info, pending.request
-    if request.task not in info.tasks and request.task is not Task.TOKENIZE:
+    if pending.task not in info.tasks and pending.task is not Task.TOKENIZE:
         does = ", ".join(sorted(task.value for task in info.tasks))
-        return Rejection(info, "task", f"its model can {does}, asked to {request.task.value}")
+        return Rejection(info, "task", f"its model can {does}, asked to {pending.task.value}")
     if pool.locality is not Locality.ANY or request.objective.locality is not Locality.ANY:
         out_of_bounds = _out_of_bounds(request, info, pool)
         if out_of_bounds:

@@ -74,12 +74,13 @@ class Outcomes:
     def _count(self, record: DecisionRecord, outcome: Outcome, route: Route | None) -> None:
         telemetry, finish_s = self._telemetry, record.finish_s or 0.0
         tier, variant = (route.tier, route.variant) if route else ("none", "none")
-        reason = route.reason if route else outcome.value
-        telemetry.requests.labels(outcome.value, tier, variant, reason).inc()
+        told = outcome.value
+        reason = route.reason if route else told
+        telemetry.requests.labels(told, tier, variant, reason).inc()
         self._tell(
             "request",
             request_id=record.request_id,
-            outcome=outcome.value,
+            outcome=told,
             tier=tier,
             model=variant,
             reason=reason,

@@ -1,6 +1,7 @@
 """Counters and histograms as plain numbers, on one event loop: the library's own take a lock for each event.
 
-What is shown is the library's: its families are asked for at a scrape, and hold these numbers.
+What is shown is the library's: its families are asked for at a scrape, and hold these numbers. They are collectors of
+the library without being derived from its `Collector`: so they can be compiled.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 
@@ -33,7 +33,7 @@ class Count:
             self._child.inc(new)
 
 
-class Counts(Collector):
+class Counts:
     """A counter that is brought up to date when somebody asks for it."""
 
     def __init__(self, metric: Counter) -> None:
@@ -77,7 +77,7 @@ class Observations:
         return float(sum(self._numbers[: bisect_right(self._bounds, bound) + (bound == math.inf)]))
 
 
-class Histograms(Collector):
+class Histograms:
     """A histogram whose samples are counted here.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -132,12 +133,12 @@ class Telemetry:
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counts:
         counts = Counts(Counter(name, text, labels, registry=None))
-        self.registry.register(counts)
+        self.registry.register(cast("Collector", counts))
         return counts
 
     def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histograms:
         histograms = Histograms(Histogram(name, text, labels, registry=None, buckets=buckets), buckets)
-        self.registry.register(histograms)
+        self.registry.register(cast("Collector", histograms))
         return histograms
 
     def watch(self, name: str, text: str, labels: tuple[str, ...], source: GaugeSource) -> None:

@@ -276,7 +276,8 @@ class Pool:
         if snapshot.credits is not None:  # a request that is bound spends its credit when it is sent, which is soon
             left = max(0, snapshot.credits - signals.in_flight.unopened_at(snapshot.info.endpoint))
             snapshot = msgspec.structs.replace(snapshot, credits=left)
-        if seen is not None and seen.mine is mine and seen.link is link and seen.snapshot == snapshot:
+        told: object = snapshot  # by its type mypyc would take `==` for `is`
+        if seen is not None and seen.mine is mine and seen.link is link and seen.snapshot == told:
             seen.meets(health)
             return False
         if seen is None or seen.info is not snapshot.info:
