@@ -132,6 +132,7 @@ class EngineReplica:
                 eos_ids=tokenizer.eos_ids,
                 cache_owner=request.cache_owner,
                 said=said if sampling.constraint is not None else "",
+                caller=request.caller,
             )
         )
         told = Told(text, tokenizer, len(ids), logprobs=sampling.logprobs is not None)

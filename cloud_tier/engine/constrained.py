@@ -54,7 +54,7 @@ class Compiling:
         constraint = request.sampling.constraint
         if constraint is None:
             raise ValueError(f"request {request.request_id!r} has no constraint")
-        made = self._grammars.begin(constraint, request.said)
+        made = self._grammars.begin(constraint, request.said, request.caller)
         self._waiting[handle] = request, made
         made.add_done_callback(lambda _: self.wake())
 

@@ -113,6 +113,7 @@ class EngineRequest:
         eos_ids: tokens that end the answer (unless `sampling.ignore_eos`); they are not emitted.
         cache_owner: requests of other owners find nothing of this one in the prefix cache, nor it of theirs.
         said: text of the answer that the prompt ends with, which `sampling.constraint` holds for too.
+        caller: whose it is: constraints are compiled by turns of their callers.
     """
 
     request_id: str
@@ -124,6 +125,7 @@ class EngineRequest:
     eos_ids: frozenset[int] = frozenset()
     cache_owner: str = ""
     said: str = ""
+    caller: str = ""
 
     @property
     def in_slack(self) -> bool:

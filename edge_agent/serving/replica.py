@@ -328,7 +328,8 @@ class LocalReplica:
         constraint = request.sampling.constraint
         if constraint is None:
             return None
-        return await asyncio.wrap_future(self._readable_codec().grammars.begin(constraint, request.continuation))
+        grammars = self._readable_codec().grammars
+        return await asyncio.wrap_future(grammars.begin(constraint, request.continuation, request.caller))
 
     def _generation(
         self, request: InferenceRequest, prompt_ids: list[int], matcher: Matcher | None, shown: frozenset[int]

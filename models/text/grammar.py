@@ -12,8 +12,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from models.text.json_options import LENIENT_OPTIONS, OF_OTHERS, STRICT_OPTIONS, as_written
 from models.text.json_patterns import in_lark, without_unknown_patterns
+from models.text.turns import TurnsThread
 from router.base.errors import InvalidRequest, RequestFailed
 from router.values.constraint import Constraint, ConstraintKind
 
@@ -167,7 +169,8 @@ class Matcher:
 class Grammars:
     """Compiles constraints for one vocabulary, in threads of its own, and keeps what it compiled lately. Thread-safe.
 
-    Large constraints have a thread to themselves: however many of them wait there, a small one is ready in a moment.
+    Large constraints have a thread to themselves, and callers take turns in either: however many of them, or of another
+    caller's, wait there, a small one is ready in a moment.
 
     Args:
         load: returns the tokenizer; called once, with the first constraint.
@@ -178,10 +181,9 @@ class Grammars:
         self._loading, self._lock = threading.Lock(), threading.Lock()
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[Constraint, llguidance.LLMatcher] = OrderedDict()
-        self._small = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="large-grammar")
+        self._small, self._large = TurnsThread("grammar"), TurnsThread("large-grammar")
 
-    def begin(self, constraint: Constraint, said: str = "") -> Future[Matcher]:
+    def begin(self, constraint: Constraint, said: str = "", caller: str = "") -> Future[Matcher]:
         """Return what becomes `matcher(constraint, said)`; one that is known is done at once where nothing was said."""
         if constraint in self._compiled and not said:
             done: Future[Matcher] = Future()
@@ -191,7 +193,7 @@ class Grammars:
                 done.set_exception(error)
             return done
         lane = self._small if len(constraint.source) + len(said) < _SMALL_CHARS else self._large
-        return lane.submit(self.matcher, constraint, said)
+        return lane.submit(caller, partial(self.matcher, constraint, said))
 
     def matcher(self, constraint: Constraint, said: str = "") -> Matcher:
         """Return a matcher that stands behind `said`. Blocks: milliseconds as a rule, a second at worst.

@@ -188,6 +188,19 @@ def test_large_constraints_do_not_keep_small_ones_waiting() -> None:
         one.cancel()
 
 
+def test_large_constraints_of_one_caller_do_not_keep_those_of_another_waiting() -> None:
+    grammars = Grammars(lambda: TOKENIZER)
+
+    def wide(name: str) -> Constraint:
+        return of_schema({"type": "object", "properties": {f"{name}{i}": {"type": "string"} for i in range(900)}})
+
+    waiting = [grammars.begin(wide(f"p{n}_"), caller="busy") for n in range(8)]
+    grammars.begin(wide("q"), caller="other").result(timeout=60)
+    assert not waiting[-1].done()
+    for one in waiting:
+        one.cancel()
+
+
 def test_what_is_kept_is_bounded_and_what_failed_is_not_kept() -> None:
     grammars = Grammars(lambda: TOKENIZER)
     for number in range(100):
