@@ -9,6 +9,8 @@ _STATELESS = "nothing is kept between calls here: send the whole conversation to
 _OTHERS = (
     ("/api/", "Ollama's own API is not served: give an OpenAI client the base URL that ends in /v1"),
     ("/v1/messages", "Anthropic's API is not served: give an OpenAI client the base URL that ends in /v1"),
+    ("/v1/responses/input_tokens", "tokens are counted by /tokenize"),
+    ("/v1/responses/compact", "conversations are not shortened here: send less of them"),
     ("/v1/responses/", _STATELESS),
     ("/v1/conversations", _STATELESS),
     ("/v1/assistants", _STATELESS),

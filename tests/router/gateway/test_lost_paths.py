@@ -53,6 +53,8 @@ def test_the_openai_client_shows_it(server: Server) -> None:
     [
         ("/v1/messages", "Anthropic's API is not served"),
         ("/v1/messages/count_tokens", "Anthropic's API is not served"),
+        ("/v1/responses/input_tokens", "tokens are counted by /tokenize"),
+        ("/v1/responses/compact", "conversations are not shortened here"),
         ("/v1/responses/resp_1", "nothing is kept between calls here"),
         ("/v1/chat/completions/chatcmpl-1", "nothing is kept between calls here"),
         ("/v1/threads/thread_1/messages", "nothing is kept between calls here"),
