@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from router.simulation import replica
+from router.simulation.answer_stream import Serves, stream_of
 from router.simulation.experiment import Experiment, requests_for
 from router.simulation.replica import SimReplica
 from router.simulation.run import simulate
@@ -60,15 +62,14 @@ def test_rows_are_the_same_as_where_every_piece_wakes_its_reader(
 def test_only_the_first_and_the_last_piece_wake_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long answer comes in a dozen pieces."""
     read: list[int] = []
-    yielded = SimReplica._stream
 
-    async def counted(self: SimReplica, request: InferenceRequest, give: Give | None) -> AsyncIterator[TokenChunk]:
-        async with contextlib.aclosing(yielded(self, request, give)) as chunks:
+    async def counted(serves: Serves, request: InferenceRequest, give: Give | None) -> AsyncIterator[TokenChunk]:
+        async with contextlib.aclosing(stream_of(serves, request, give)) as chunks:
             async for chunk in chunks:
                 read.append(chunk.tokens)
                 yield chunk
 
-    monkeypatch.setattr(SimReplica, "_stream", counted)
+    monkeypatch.setattr(replica, "stream_of", counted)
     row = simulate(two_tiers(), [SimRequest(0.0, 100, 400)], seed=1).rows[0]
     assert (row.tokens, row.whole) == (400, True)
     assert len(read) == 2
