@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ class Intake:
         self.beside = Beside()
         self._links = Links(deps.media)
         self._in_flight: set[str] = set()
+        self._by_caller: Counter[str] = Counter()
         metrics.in_flight.set_function(lambda: len(self._in_flight))
         self._traffic = deps.jobs.slack if deps.jobs is not None else None
         self._deferral = None if deps.jobs is None else _deferral(deps, deps.jobs)
@@ -117,17 +119,13 @@ class Intake:
 
         Raises:
             Unavailable: the tier is starting or draining.
-            Shed: the gateway is full, or a limit of the caller's tenant is reached.
+            Shed: the gateway is full, its caller has its part of it, or a limit of the caller's tenant is reached.
         """
         refusal = draining_or_starting(self.deps)
         if refusal is not None:
             raise refusal
-        limits = self.deps.limits
-        if len(self._in_flight) >= limits.max_requests:
-            raise Shed(
-                f"{limits.max_requests} requests are in flight here, the limit of this gateway: send it again later",
-                retry_after_s=limits.retry_after_s,
-            )
+        caller = context.caller.digest
+        self._require_place(caller)
         if context.stay is None:  # a further choice has one
             context.stay = self.deps.tenancy.stay(
                 context.caller, again=says_retry(context.headers), in_slack=context.in_slack
@@ -142,7 +140,8 @@ class Intake:
             request_id = f"{given[: wire_headers.MAX_REQUEST_ID_CHARS - len(mark)]}{mark}"
         context.request_id = request_id
         self._in_flight.add(request_id)
-        context.closers.append(lambda: self._leave(request_id))
+        self._by_caller[caller] += 1
+        context.closers.append(lambda: self._leave(request_id, caller))
         if self._traffic is not None and not context.in_slack:
             self._traffic.came()
             context.computed = left = _once(self._traffic.left)
@@ -163,8 +162,32 @@ class Intake:
         """Inference requests inside the gateway."""
         return len(self._in_flight)
 
-    def _leave(self, request_id: str) -> None:
+    def _require_place(self, caller: str) -> None:
+        """Refuse a request for which there is no place; of several callers one leaves a tenth of them to the others.
+
+        Raises:
+            Shed: the gateway is full, or its caller has nine tenths of it.
+        """
+        limits = self.deps.limits
+        if len(self._in_flight) >= limits.max_requests:
+            raise Shed(
+                f"{limits.max_requests} requests are in flight here, the limit of this gateway: send it again later",
+                retry_after_s=limits.retry_after_s,
+            )
+        most = limits.max_requests - limits.max_requests // 10
+        if caller and self._by_caller[caller] >= most:
+            raise Shed(
+                f"{most} requests of yours are in flight here, the most of one caller: send it again later",
+                retry_after_s=limits.retry_after_s,
+            )
+
+    def _leave(self, request_id: str, caller: str) -> None:
         self._in_flight.discard(request_id)
+        left = self._by_caller[caller] - 1
+        if left:
+            self._by_caller[caller] = left
+        else:
+            del self._by_caller[caller]
 
     def require_model(self, context: RequestContext, model: str, task: Task = Task.GENERATE) -> None:
         """Check that the model is known, once for each request; the dispatcher decides who serves it.

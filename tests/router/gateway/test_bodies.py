@@ -31,7 +31,8 @@ def body(text: str = "say a b", **fields) -> dict:
 def upload(server: Server, announced: int, sent: int, path: str = CHAT, key: str = "") -> Iterator[socket.socket]:
     """A caller that has sent a part of its body and does not go on."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as caller:
-        caller.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {announced}\r\n\r\n".encode())
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {announced}\r\n"
+        caller.sendall(f"{head}authorization: Bearer {key}\r\n\r\n".encode() if key else f"{head}\r\n".encode())
         caller.sendall(b" " * sent)
         yield caller
 
@@ -80,6 +81,27 @@ def test_a_place_is_given_back_whatever_becomes_of_its_body() -> None:
         while client.post(CHAT, json=body()).status_code == 429:  # until the server has seen that it left
             pass
         assert client.post(CHAT, json=body()).status_code == 200
+
+
+def test_one_of_several_callers_leaves_places_to_the_others() -> None:
+    limits = GatewayLimits(max_requests=10)
+    deps = gateway_deps(limits=limits, api_keys={"busy": 0, "other": 0})
+    with serving(deps) as server, httpx.Client(base_url=server.url) as client, contextlib.ExitStack() as held:
+
+        def ask(key: str) -> httpx.Response:
+            return client.post(CHAT, json=body(), headers={"authorization": f"Bearer {key}"})
+
+        for _ in range(9):
+            held.enter_context(upload(server, 9, 1, key="busy"))
+        refused = ask("busy")
+        while refused.status_code == 200:  # until the server has seen all of them
+            refused = ask("busy")
+        assert refused.status_code == 429
+        assert "9 requests of yours are in flight here" in refused.json()["error"]["message"]
+        assert ask("other").status_code == 200
+        held.close()
+        while ask("busy").status_code == 429:  # until the server has seen that they left
+            pass
 
 
 def test_bodies_share_a_room_and_small_ones_always_fit() -> None:
