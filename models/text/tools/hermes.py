@@ -16,9 +16,14 @@ class Hermes:
         return given
 
     def rules(self, tools: Tools, content: str, opener_id: int | None) -> str:
-        more = repeated(f"{literal(self.words.following)} function", tools)
+        first, following = literal(self.words.first), literal(self.words.following)
         lines = [functions(tools, self.words)]
-        call = f"{literal(self.words.first)} function {more}"
+        if opener_id is not None:  # models write the token, and text that is continued may spell it
+            line = literal("\n")
+            first, following = f"opener {line}", f"{line} opener {line}"
+            lines.append(f"opener: <[{opener_id}]> | {literal(OPEN)}")
+        more = repeated(f"{following} function", tools)
+        call = f"{first} function {more}"
         if only_calls(tools):
             return "\n".join([f"start: {call}", *lines])
         if content != "TEXT":

@@ -76,3 +76,22 @@ def test_families_are_told_by_their_templates() -> None:
     assert format_of("{% if tools %}<|python_tag|>{% endif %}") == "llama"
     assert format_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
     assert format_of("{{ messages }}") is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "content"),
+    [(ToolChoice.AUTO, "TEXT"), (ToolChoice.AUTO, '%json {"type": "object"}'), (ToolChoice.REQUIRED, "TEXT")],
+)
+def test_a_special_token_opens_every_call(choice: ToolChoice, content: str) -> None:
+    backend = tiny_tokenizer.backend()
+    backend.add_special_tokens(["<tool_call>"])
+    tokenizer = Tokenizer(backend, eos_ids=[2], bos_id=None, adds_bos=False)
+    opener = tokenizer.special_id("<tool_call>")
+    rules = open_format("hermes").rules(Tools(OFFERED, choice), content, opener)
+    call = '\n{"name": "time", "arguments": {}}\n</tool_call>'
+    matcher = Grammars(lambda: tokenizer).matcher(Constraint(ConstraintKind.LARK, rules, param="tools"))
+    assert opener is not None
+    for ids in ([opener], tokenizer.encode(call), tokenizer.encode("\n"), [opener], tokenizer.encode(call)):
+        for token in ids:
+            assert matcher.allows(token), tokenizer.decode([token])
+            matcher.advance(token)
