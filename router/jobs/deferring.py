@@ -36,6 +36,7 @@ log = structlog.get_logger("router.jobs")
 
 _LOOK_S = 2.0
 _AT_ONCE = 4
+_OF_ONE = 3  # of one caller, where callers are told apart: what hangs of one leaves a place to the others
 _AHEAD = 256  # of one caller: what cannot be served for long keeps only its own others waiting
 _MOST_TRIES = 5
 _FIRST_PAUSE_S = 0.5
@@ -149,7 +150,10 @@ class Deferring:
         now_s = self._clock.now_s()
         for request in waiting:
             pause = self._pauses.get(request.owner)
-            held = pause is not None and (now_s < pause.until_s or self._running[request.owner] >= pause.at_once)
+            most = _OF_ONE if request.owner else _AT_ONCE
+            if pause is not None:
+                most = 0 if now_s < pause.until_s else min(most, pause.at_once)
+            held = self._running[request.owner] >= most
             if held or request.id in self._tasks or self._due_s.get(request.id, 0.0) > now_s:
                 continue
             self._running[request.owner] += 1

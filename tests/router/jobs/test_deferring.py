@@ -91,6 +91,48 @@ async def test_what_says_nothing_of_others_pauses_no_other(
         assert asked.count("mallory") <= 4, "those that began at once"
 
 
+async def test_what_hangs_of_one_caller_leaves_a_place_to_the_others(tmp_path: Path) -> None:
+    over = asyncio.Event()
+    asked: list[str] = []
+
+    async def ask(call: Call) -> Told:
+        asked.append(call.owner)
+        if call.owner == "mallory":
+            await over.wait()
+        return Told(200, b"{}")
+
+    async with database(tmp_path) as opened:
+        for _ in range(10):
+            opened.run_here(lambda c: keep(c, "mallory"))
+        async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, webhook="") as deferring:
+            await until(lambda: asked)
+            for _ in range(5):
+                opened.run_here(lambda c: keep(c, "guest"))
+            deferring.look()
+            await until(lambda: deferring.answered == 5)
+            assert asked.count("mallory") == 3
+            over.set()
+            await until(lambda: deferring.answered == 15)
+
+
+async def test_a_tier_that_tells_no_callers_apart_answers_four_at_a_time(tmp_path: Path) -> None:
+    over = asyncio.Event()
+    asked: list[str] = []
+
+    async def ask(call: Call) -> Told:
+        asked.append(call.owner)
+        await over.wait()
+        return Told(200, b"{}")
+
+    async with database(tmp_path) as opened:
+        for _ in range(10):
+            opened.run_here(lambda c: keep(c, ""))
+        async with Deferring(opened, MonotonicClock(), lambda: 0.0, ask, webhook="") as deferring:
+            await until(lambda: len(asked) == 4)
+            over.set()
+            await until(lambda: deferring.answered == 10)
+
+
 async def test_each_one_that_was_answered_counts(tmp_path: Path) -> None:
     async def ask(call: Call) -> Told:
         return Told(200, b"{}")
