@@ -1,4 +1,4 @@
-"""Which line is next: callers by turns, of one caller the batch that expires first, of one batch the order of its file.
+"""Which line is next: of the caller who has the fewest running, by turns; of its batches the one that expires first.
 
 Lines are read from the database a few at a time. A line that was stopped, or has to wait before it is tried again,
 stands here until it is due.
@@ -7,7 +7,7 @@ stands here until it is due.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -45,6 +45,10 @@ class BatchAgenda:
     def begin_again(self) -> None:
         """Read all that is not answered once more."""
         self.read_to, self.whole = 0, False
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether `take` would return a line."""
+        return bool(self.next) or bool(self.later and self.later[0][0] <= now_s)
 
     def take(self, now_s: float) -> Line | None:
         if self.later and self.later[0][0] <= now_s:
@@ -99,14 +103,32 @@ class Agenda:
         if there is not None:
             heapq.heappush(there.later, (due_s, next(self._order), line))
 
-    def take(self, now_s: float) -> Line | None:
-        """Return the next line that is due; None if there is none now."""
-        for _ in range(len(self._turns)):
-            owner = self._turns[0]
-            self._turns.rotate(-1)
+    @property
+    def shared(self) -> bool:
+        """Whether there are batches of several callers."""
+        return len(self._turns) > 1
+
+    def owner_of(self, line: Line) -> str | None:
+        """Return whose a line is; None where its batch no longer runs."""
+        there = self._batches.get(line.batch_id)
+        return None if there is None else there.batch.owner
+
+    def kept_out(self, now_s: float, running: Counter[str | None]) -> bool:
+        """Whether a line is due of a caller of whom none is running."""
+        return any(there.is_due(now_s) and not running[there.batch.owner] for there in self._batches.values())
+
+    def take(self, now_s: float, running: Counter[str | None]) -> Line | None:
+        """Return the next line that is due; None if there is none now.
+
+        Args:
+            running: lines by caller; may be empty where there is one caller alone.
+        """
+        for owner in sorted(self._turns, key=running.__getitem__):  # of as many, whose turn is next
             mine = [there for there in self._batches.values() if there.batch.owner == owner]
             for there in sorted(mine, key=lambda item: (item.batch.expires_s, item.batch.id)):
                 line = there.take(now_s)
                 if line is not None:
+                    self._turns.remove(owner)
+                    self._turns.append(owner)
                     return line
         return None

@@ -227,13 +227,28 @@ class Runner:
         now_s, next_s = self._clock.now_s(), self._begun_at_s + spacing_s(allowance)
         if now_s < next_s:
             return next_s - now_s
+        running = self._by_owner()
         for _ in range(min(allowance.lines - self.running, at_once(allowance))):
-            line = self._agenda.take(now_s)
+            line = self._agenda.take(now_s, running)
             if line is None:
                 return _LOOK_S
             self._begin(line)
             self._begun_at_s = now_s
+            running[self._agenda.owner_of(line)] += 1
+        if self.running == allowance.lines and not self._stopping:
+            self._make_place(now_s, running)
         return spacing_s(allowance) if self.running < allowance.lines else _LOOK_S
+
+    def _by_owner(self) -> Counter[str | None]:
+        """Count the lines that run by their callers; not where there is one caller alone."""
+        return Counter(map(self._agenda.owner_of, self._asking) if self._agenda.shared else ())
+
+    def _make_place(self, now_s: float, running: Counter[str | None]) -> None:
+        """Stop a line of who has most, where a caller has none: it may hang, and the others hung with it."""
+        most = max(running.values(), default=0)
+        if most > 1 and self._agenda.kept_out(now_s, running):
+            last = next(line for line in reversed(self._asking) if running[self._agenda.owner_of(line)] == most)
+            self._stop(last)
 
     def _begin(self, line: Line) -> None:
         self._asking[line] = None
@@ -251,9 +266,13 @@ class Runner:
         """Stop the lines that began last, until no more run than may."""
         running = [line for line in self._asking if line not in self._stopping]
         for line in running[max(0, lines) :]:
-            self._stopping.add(line)
-            self.stopped += 1
-            self._tasks[line].cancel()
+            self._stop(line)
+
+    def _stop(self, line: Line) -> None:
+        """Stop a line, to be run again."""
+        self._stopping.add(line)
+        self.stopped += 1
+        self._tasks[line].cancel()
 
     def _ended(self, line: Line, task: asyncio.Task[None]) -> None:
         self._tasks.pop(line, None)

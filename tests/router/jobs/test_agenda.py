@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +30,7 @@ def _agenda(**batches: Batch) -> Agenda:
 
 def _all(agenda: Agenda, now_s: float = 0.0) -> list[str]:
     found = []
-    while (line := agenda.take(now_s)) is not None:
+    while (line := agenda.take(now_s, Counter())) is not None:
         found.append(line.custom_id)
     return found
 
@@ -44,9 +46,22 @@ def test_callers_take_turns_and_of_one_the_batch_that_expires_first_goes_first()
     assert {name[:5] for name in found[:2]} == {"soon1"[:5], "other"}
 
 
+def test_the_caller_who_has_fewest_running_is_next_and_kept_out_if_that_is_none() -> None:
+    agenda = _agenda(a=_batch("a"), b=_batch("b", owner="you"))
+    running: Counter[str | None] = Counter(me=2, you=1)
+    for _ in range(2):
+        line = agenda.take(0.0, running)
+        assert line is not None
+        assert agenda.owner_of(line) == "you"
+    assert not agenda.kept_out(0.0, running)
+    assert agenda.kept_out(0.0, Counter(me=2))
+    assert _all(agenda) == ["a1", "b3", "a2", "a3"]
+    assert not agenda.kept_out(0.0, Counter())
+
+
 def test_a_line_that_came_back_is_taken_when_it_is_due() -> None:
     agenda = _agenda(a=_batch("a"))
-    first = agenda.take(0.0)
+    first = agenda.take(0.0, Counter())
     assert first is not None
     agenda.back(first, 10.0)
     assert _all(agenda, 5.0) == ["a2", "a3"]
@@ -77,7 +92,7 @@ def test_no_line_is_lost_or_given_out_twice(events: list[tuple[str, bool]]) -> N
     out: dict[str, Line] = {}
     ended: list[str] = []
     for _, comes_back in events:
-        line = agenda.take(0.0)
+        line = agenda.take(0.0, Counter())
         if line is None:
             break
         assert line.custom_id not in out

@@ -463,6 +463,21 @@ async def test_two_callers_share_by_turns(tmp_path: Path) -> None:
         assert 8 <= second.count("a") <= 12
 
 
+async def test_lines_of_one_caller_that_hang_leave_a_place_to_the_others(tmp_path: Path) -> None:
+    replica = Echo(slots=4, holds_at="hangs")
+    async with (
+        job_tier(tmp_path, replica, api_keys={"a" * 20: 0, "b" * 20: 0}) as (tier, _),
+        tier.client("a" * 20) as one,
+        tier.client("b" * 20) as two,
+    ):
+        hanging = await submit(one, [line(f"a{n}", "hangs") for n in range(20)])
+        await until(lambda: replica.running == 4)
+        done = await ended(two, (await submit(two, [line(f"b{n}", f"b{n}") for n in range(20)])).id)
+        assert done.request_counts.completed == 20
+        assert tier.jobs.runner.stopped == 1
+        assert (await one.batches.retrieve(hanging.id)).status == "in_progress"
+
+
 async def test_files_and_batches_go_when_their_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.jobs.jobs._CLEAN_UP_S", 0.02)
     now_s = [1_000_000.0]
