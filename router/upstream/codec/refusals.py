@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from router.base.errors import (
 )
 from router.base.json_input import UNREADABLE
 from router.wire import headers as wire_headers
+from router.wire import names as wire_names
 from router.wire.openai.passed import TOKENIZER_PATH
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -74,6 +75,8 @@ _OVERFLOW = re.compile(r"maximum context length|longer than the model's context|
 _NO_SUCH_MODEL = re.compile(r"\bmodel\b.*(does not exist|not found|not loaded|no access)", re.IGNORECASE | re.DOTALL)
 
 
+_CIRCLE_RETRY_S = 5.0  # a server that is restarted may be back by then
+
 _OF_PAGES: Mapping[str, str] = {
     COMPLETIONS_PATH: "ask it by /v1/chat/completions, or name a model whose server has it",
     TOKENIZER_PATH: "vLLM has it with --enable-tokenizer-info-endpoint",
@@ -104,6 +107,25 @@ def decode_error(status: int, headers: Mapping[str, str], body: bytes, who: str)
     error = _error_of(status, told, headers, who)
     error.attempts = told.told_attempts
     return error
+
+
+def as_first_tier(error: OverspillError, passed_on: Sequence[tuple[str, str]], who: str) -> OverspillError:
+    """Return an upstream's error as the tier tells it that a request came to first.
+
+    The refusal of one that went through too many tiers is no mistake of a caller who counted none: tiers that are each
+    other's upstream sent it round, since each took the other for one that serves it. All others stay as they are.
+
+    Args:
+        passed_on: the request's headers; see `router.wire.headers.passed_on`.
+    """
+    hops = wire_names.HOPS
+    if error.param != hops or not isinstance(error, InvalidRequest) or any(name == hops for name, _ in passed_on):
+        return error
+    return ReplicasFailed(
+        f"{who}: nobody serves this now: tiers that are each other's upstream sent the request round in a circle, "
+        f"until `{hops}` ended it",
+        retry_after_s=_CIRCLE_RETRY_S,
+    )
 
 
 def _error_of(status: int, told: UpstreamError, headers: Mapping[str, str], who: str) -> OverspillError:

@@ -20,7 +20,7 @@ from router.base.errors import (
 from router.upstream.codec.dialect import OVERSPILL
 from router.upstream.codec.events import origin_of
 from router.upstream.codec.packing import packed
-from router.upstream.codec.refusals import COMPLETIONS_PATH, decode_error, not_offered
+from router.upstream.codec.refusals import COMPLETIONS_PATH, as_first_tier, decode_error, not_offered
 from router.upstream.exchange.answer import OpenStream
 from router.upstream.exchange.call import UpstreamRequest, remaining
 from router.upstream.http.silence import Bound, LostNews, SilentError
@@ -181,7 +181,8 @@ async def _refusal(response: Response, call: UpstreamRequest, path: str, lost: L
     if missing is not None:
         return missing
     decode = decode_error if call.codec is None else call.codec.decode_error
-    return decode(response.status, response.headers, body, call.who)
+    error = decode(response.status, response.headers, body, call.who)
+    return as_first_tier(error, call.request.headers, call.who) if call.dialect.ours else error
 
 
 async def _read_some(response: Response, limit_bytes: int) -> bytes:
