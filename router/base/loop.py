@@ -28,6 +28,8 @@ _LIMIT_S = 1.5  # less than a connection may take, so that errors say what is wr
 _PATIENCE_S = 0.5  # how long a look-up may take where there are addresses of before
 _STALE_S = 86_400.0
 _MAX_NAMES = 1024
+_GONE = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
+"""How a DNS server says that a name stands for nothing. Whatever else goes wrong says nothing about the name."""
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -65,7 +67,7 @@ class Names:
     """What names stand for, used on one event loop.
 
     Who gives up, or waited for a second and a half, leaves the look-up to whoever asks next. Addresses are kept for
-    five seconds, and for a day while no DNS server answers: servers on this side of a dead link are well.
+    five seconds, and for a day while no DNS server tells better: servers on this side of a dead link are well.
     """
 
     def __init__(self) -> None:
@@ -95,9 +97,10 @@ class Names:
         found = looking.result()
         if not isinstance(found, Exception):
             return found
-        if is_stale and isinstance(found, socket.gaierror) and found.errno == socket.EAI_AGAIN:
+        if isinstance(found, socket.gaierror) and found.errno in _GONE:
+            self._found.pop(asked, None)
+        elif is_stale:
             return addresses
-        self._found.pop(asked, None)  # a DNS server says that there is none
         raise found
 
     def _look(self, asked: _Asked) -> asyncio.Future[list[Address] | Exception]:
@@ -113,7 +116,7 @@ class Names:
         found: list[Address] | Exception
         try:
             found = list(socket.getaddrinfo(*asked))
-        except (OSError, UnicodeError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: who waits is told, and the next one asks anew
             found = error
         try:
             loop.call_soon_threadsafe(self._answered, asked, found)

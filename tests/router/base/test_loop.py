@@ -1,6 +1,7 @@
 """The event loop of a tier: names of servers beside names that nobody answers for."""
 
 import asyncio
+import errno
 import socket
 import threading
 from collections import Counter
@@ -116,6 +117,9 @@ def test_last_addresses_hold_while_no_dns_server_answers(resolver: Resolver, mon
 
         return answer
 
+    def no_more_files(_: str) -> list[Address]:
+        raise OSError(errno.EMFILE, "no")
+
     async def work() -> None:
         resolver.gate.set()
         assert await looked_up("dead.example") == [ANSWER]
@@ -123,6 +127,12 @@ def test_last_addresses_hold_while_no_dns_server_answers(resolver: Resolver, mon
         assert await looked_up("dead.example") == [ANSWER]
         resolver.answer = fails(socket.EAI_AGAIN)  # the resolver has given up
         resolver.gate.set()
+        assert await looked_up("dead.example") == [ANSWER]
+        resolver.answer = fails(socket.EAI_FAIL)  # a server refuses to say
+        await asyncio.sleep(0.05)
+        assert await looked_up("dead.example") == [ANSWER]
+        resolver.answer = no_more_files
+        await asyncio.sleep(0.05)
         assert await looked_up("dead.example") == [ANSWER]
         resolver.answer = lambda _: [OTHER]  # it is back
         await asyncio.sleep(0.05)
@@ -155,6 +165,21 @@ def test_a_name_that_is_none_and_a_process_without_threads_are_told(
             patched.setattr(threading.Thread, "start", refuse)
             with pytest.raises(BlockingIOError):
                 await looked_up("one.example")
+        resolver.answer = lambda _: [ANSWER]
+        assert await looked_up("one.example") == [ANSWER]
+
+    on_tier_loop(work)
+
+
+def test_what_cannot_even_be_asked_for_is_told_and_asked_for_anew(resolver: Resolver) -> None:
+    def answer(_: str) -> list[Address]:
+        raise OverflowError("Python int too large to convert to C long")
+
+    async def work() -> None:
+        resolver.answer = answer
+        for _ in range(2):
+            with pytest.raises(OverflowError):
+                await asyncio.wait_for(looked_up("one.example"), 5)
         resolver.answer = lambda _: [ANSWER]
         assert await looked_up("one.example") == [ANSWER]
 
