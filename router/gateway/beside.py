@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, final
+
+from router.base.host import usable_cores
 
 T = TypeVar("T")
 
@@ -25,11 +26,13 @@ class Beside:
     """Used on one event loop.
 
     Args:
-        cores: how many threads compute short work of one caller; half of that compute long work.
+        cores: how many threads compute short work of one caller; half of that compute long work. None: as many as
+            this process may keep busy.
     """
 
-    def __init__(self, cores: int = os.cpu_count() or 1) -> None:
-        self._short = _Lane(max(cores, 1), "beside")
+    def __init__(self, cores: int | None = None) -> None:
+        cores = usable_cores() if cores is None else cores
+        self._short = _Lane(cores, "beside")
         self._long = _Lane(max(cores // 2, 1), "beside-long")
 
     async def run(self, caller: str, size: int, work: Callable[[], T]) -> T:
@@ -63,7 +66,11 @@ class _Lane:
         else:
             await self._turn(caller)
         loop = asyncio.get_running_loop()
-        working = self._threads.submit(work)
+        try:
+            working = self._threads.submit(work)
+        except RuntimeError:  # this process may have no more threads
+            self._give_back(caller)
+            raise
         working.add_done_callback(lambda done: self._ended(loop, caller, done))
         return await asyncio.wrap_future(working)
 

@@ -103,3 +103,22 @@ async def test_work_that_fails_gives_its_place_back() -> None:
         with pytest.raises(ValueError, match="a reason"):
             await beside.run("a", 100, fails)
     assert await beside.run("a", 100, lambda: "on") == "on"
+
+
+async def test_a_process_that_may_have_no_more_threads_loses_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    beside = Beside(cores=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                await beside.run("a", 100, lambda: "off")
+    assert await asyncio.wait_for(beside.run("a", 100, lambda: "on"), 5) == "on"
+
+
+def test_threads_are_as_many_as_this_process_may_keep_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.gateway.beside.usable_cores", lambda: 5)  # of 64, in a container
+    beside = Beside()
+    assert (beside._short._threads._max_workers, beside._long._threads._max_workers) == (6, 3)
