@@ -87,7 +87,14 @@ def _served(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, threads
     opens = OpenTorchEncoder(source, entry.device, dtype, entry.threads or threads)
     shape = EncoderShape(source / "tokenizer.json", window, config.vocab_size, config.hidden_size)
     batching = entry.batching
-    stages = embedding_stages(shape, opens, batching.settings, instances=batching.instances, pool="processes")
+    stages = embedding_stages(
+        shape,
+        opens,
+        batching.settings,
+        instances=batching.instances,
+        pool="processes",
+        timeout_s=entry.step_timeout_s,
+    )
     compute = _FLOPS["cuda" if entry.device == "cuda" else "cpu"] / (2 * family.parameters)
     prior = SpeedPrior(compute, compute, 0.0, source=f"estimated from {family.parameters / 1e6:.0f} M parameters")
     info = ReplicaInfo(

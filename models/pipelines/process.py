@@ -22,6 +22,7 @@ from router.base.errors import ConfigError, OverspillError, ReplicaBroken, in_wo
 
 _JOIN_S = 5.0
 _OPENED = "opened"
+_LOOKS = (0.9, 0.1)  # shares of the time that a batch may take
 
 
 class ProcessWork:
@@ -73,13 +74,20 @@ class ProcessWork:
         except OSError:  # it ended before it had the batch, whose inputs are not to blame
             self.close()
             self._send(data)
-        if self._timeout_s and self._pipe is not None and not self._pipe.poll(self._timeout_s):
+        if self._timeout_s and self._pipe is not None and self._silent(self._pipe):
             self._kill()
             raise ProcessEnded(f"it did not return within {self._timeout_s:g} s, and its process was ended")
         results = self._received()
         if isinstance(results, BaseException):
             raise results
         return results  # type: ignore[no-any-return]
+
+    def _silent(self, pipe: Connection) -> bool:
+        """Wait for the results; returns whether none came in time.
+
+        Two looks must agree on that: where the whole host stood still, the child had no time either until the second.
+        """
+        return not any(pipe.poll(share * self._timeout_s) for share in _LOOKS)
 
     def _send(self, data: bytes) -> None:
         if self._process is None:

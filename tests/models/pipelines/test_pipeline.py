@@ -7,6 +7,7 @@ import itertools
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from models.pipelines.known_good import KnownGood
 from models.pipelines.lessons import Lessons
 from models.pipelines.pipeline import Pipeline, PipelinePlan
 from models.pipelines.process import ProcessWork
-from models.pipelines.set_apart import SetApart
+from models.pipelines.set_apart import ProcessEnded, SetApart
 from models.pipelines.stage import StagePlan, Work
 from router.base.clock import MonotonicClock
 from router.base.errors import (
@@ -624,6 +626,33 @@ async def test_an_input_that_never_returns_holds_no_other_up_for_ever() -> None:
                 return False
 
         await until_answered(answered)
+
+
+class Pipe:
+    """What a child's end looks like to the parent where both stood still, and only the child came late."""
+
+    def __init__(self, *ready: bool) -> None:
+        self.ready = list(ready)
+
+    def send_bytes(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def poll(self, timeout_s: float) -> bool:
+        return self.ready.pop(0)
+
+    def recv_bytes(self) -> bytes:
+        return pickle.dumps([2])
+
+
+def test_a_child_that_stood_still_with_its_whole_host_is_not_ended_for_that() -> None:
+    work = ProcessWork("test", open_hanging, timeout_s=10.0)
+    work._process = SimpleNamespace(kill=lambda: None, join=lambda _: None, is_alive=bool, close=lambda: None)  # type: ignore[assignment]
+    work._pipe = Pipe(False, True)  # type: ignore[assignment]
+    assert work([1]) == [2]
+    work._pipe = Pipe(False, False)  # type: ignore[assignment]
+    with pytest.raises(ProcessEnded, match="did not return within 10 s"):
+        work([1])
 
 
 class Mortal:
