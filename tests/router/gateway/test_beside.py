@@ -114,7 +114,7 @@ async def test_a_process_that_may_have_no_more_threads_loses_no_place(monkeypatc
         patched.setattr(threading.Thread, "start", refuse)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                await beside.run("a", 100, lambda: "off")
+                await asyncio.wait_for(beside.run("a", 100, lambda: "off"), 5)
     assert await asyncio.wait_for(beside.run("a", 100, lambda: "on"), 5) == "on"
 
 
