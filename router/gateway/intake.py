@@ -163,10 +163,10 @@ class Intake:
         return len(self._in_flight)
 
     def _require_place(self, caller: str) -> None:
-        """Refuse a request for which there is no place; of several callers one leaves a tenth of them to the others.
+        """Refuse a request for which there is no place; one of several tenants leaves a tenth of them to the others.
 
         Raises:
-            Shed: the gateway is full, or its caller has nine tenths of it.
+            Shed: the gateway is full, or one of several tenants has nine tenths of it.
         """
         limits = self.deps.limits
         if len(self._in_flight) >= limits.max_requests:
@@ -175,9 +175,9 @@ class Intake:
                 retry_after_s=limits.retry_after_s,
             )
         most = limits.max_requests - limits.max_requests // 10
-        if caller and self._by_caller[caller] >= most:
+        if self._by_caller[caller] >= most and len(self.deps.tenancy.directory.tenants) > 1:
             raise Shed(
-                f"{most} requests of yours are in flight here, the most of one caller: send it again later",
+                f"{most} requests of yours are in flight here, the most of one tenant: send it again later",
                 retry_after_s=limits.retry_after_s,
             )
 

@@ -104,6 +104,21 @@ def test_one_of_several_callers_leaves_places_to_the_others() -> None:
             pass
 
 
+def test_who_is_alone_has_every_place() -> None:
+    deps = gateway_deps(limits=GatewayLimits(max_requests=10), api_keys={"busy": 0})
+    with serving(deps) as server, httpx.Client(base_url=server.url) as client, contextlib.ExitStack() as held:
+
+        def refusal() -> str:
+            reply = client.post(CHAT, json=body(), headers={"authorization": "Bearer busy"})
+            return "" if reply.status_code == 200 else reply.json()["error"]["message"]
+
+        for _ in range(10):
+            held.enter_context(upload(server, 9, 1, key="busy"))
+        while not (refused := refusal()):  # until the server has seen all of them
+            pass
+        assert refused.startswith("10 requests are in flight here")
+
+
 def test_bodies_share_a_room_and_small_ones_always_fit() -> None:
     limits = GatewayLimits(max_body_bytes=1_000_000, max_bodies_bytes=1_000_000, retry_after_s=4)
     with serving(gateway_deps(limits=limits)) as server, httpx.Client(base_url=server.url) as client:
