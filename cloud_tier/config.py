@@ -96,7 +96,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         batching: of a sentence encoder: how its inputs become batches.
         max_context_tokens, prefix_caching, step_timeout_s, start_timeout_s: as in
             `cloud_tier.engine.protocol.EngineConfig`. A sentence encoder's process is ended where a batch takes longer
-            than `step_timeout_s`, and begun anew.
+            than `step_timeout_s`, or its start than `start_timeout_s`, and begun anew.
     """
 
     variant: str | None = None

@@ -94,6 +94,7 @@ def _served(entry: ModelConfig, catalogue: Catalogue, store: ModelStore, threads
         instances=batching.instances,
         pool="processes",
         timeout_s=entry.step_timeout_s,
+        start_timeout_s=entry.start_timeout_s,
     )
     compute = _FLOPS["cuda" if entry.device == "cuda" else "cpu"] / (2 * family.parameters)
     prior = SpeedPrior(compute, compute, 0.0, source=f"estimated from {family.parameters / 1e6:.0f} M parameters")

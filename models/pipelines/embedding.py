@@ -86,6 +86,7 @@ def embedding_stages(
     pool: Any = "threads",
     pads_to: Literal["longest", "nothing"] = "longest",
     timeout_s: float = 0.0,
+    start_timeout_s: float = 0.0,
 ) -> tuple[StagePlan, ...]:
     """Return the stages around an encoder.
 
@@ -93,7 +94,7 @@ def embedding_stages(
         encode: makes the stage's function from `encoding` and an `Encode`.
         batching: of the encoder, in tokens; without buckets it gets `BUCKETS` up to the model's window.
         pads_to: see `BatchSettings`.
-        timeout_s: that a batch of the encoder may take in a process; see `StagePlan`.
+        timeout_s, start_timeout_s: of the encoder in a process; see `StagePlan`.
     """
     fitting = tuple(size for size in BUCKETS if size < shape.context_tokens)
     buckets = batching.buckets or (*fitting, shape.context_tokens)
@@ -101,7 +102,14 @@ def embedding_stages(
     return (
         StagePlan("tokenize", partial(open_tokenize, shape), batching=BatchSettings(max_size=_TOKENIZE_AT_ONCE)),
         StagePlan(
-            "encode", encode, workers=instances, batching=batching, cost=tokens_of, pool=pool, timeout_s=timeout_s
+            "encode",
+            encode,
+            workers=instances,
+            batching=batching,
+            cost=tokens_of,
+            pool=pool,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
         ),
     )
 

@@ -126,7 +126,7 @@ class Pipeline:
     def _opened(self, stage: StagePlan) -> Work:
         if stage.pool == "threads":
             return stage.open()
-        process = ProcessWork(f"{self.plan.name}-{stage.name}", stage.open, stage.timeout_s)
+        process = ProcessWork(f"{self.plan.name}-{stage.name}", stage.open, stage.timeout_s, stage.start_timeout_s)
         self._processes.append(process)
         process.start()
         return process

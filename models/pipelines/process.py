@@ -18,11 +18,11 @@ from typing import Any
 
 from models.pipelines.set_apart import ProcessEnded
 from models.pipelines.stage import Opens, Work
-from router.base.errors import ConfigError, OverspillError, ReplicaBroken, in_words
+from router.base.errors import ConfigError, OverspillError, ReplicaBroken, ReplicaUnreachable, in_words
 
 _JOIN_S = 5.0
 _OPENED = "opened"
-_LOOKS = (0.9, 0.1)  # shares of the time that a batch may take
+_LOOKS = (0.9, 0.1)  # shares of the time that it may take
 
 
 class ProcessWork:
@@ -31,12 +31,20 @@ class ProcessWork:
     Args:
         open: a picklable maker of the function; runs in the child.
         timeout_s: a batch that takes longer has failed, and its process ends; 0 waits for ever.
+        start_timeout_s: the same of making the function.
     """
 
-    def __init__(self, name: str, open: Opens, timeout_s: float = 0.0) -> None:  # noqa: A002 - the stage's own word
+    def __init__(
+        self,
+        name: str,
+        open: Opens,  # noqa: A002 - the stage's own word
+        timeout_s: float = 0.0,
+        start_timeout_s: float = 0.0,
+    ) -> None:
         self._name = name
         self._open = open
         self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
         self._lock = threading.Lock()
         self._over = False
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -62,6 +70,9 @@ class ProcessWork:
             self._process = context.Process(target=_serve, args=(theirs, self._open), name=self._name, daemon=True)
             self._process.start()
             theirs.close()
+        if _silent(ours, self._start_timeout_s):
+            self._kill()
+            raise ReplicaUnreachable(f"{self._name}: it was not ready within {self._start_timeout_s:g} s")
         told = self._received()
         if told != _OPENED:
             self.close()
@@ -74,20 +85,13 @@ class ProcessWork:
         except OSError:  # it ended before it had the batch, whose inputs are not to blame
             self.close()
             self._send(data)
-        if self._timeout_s and self._pipe is not None and self._silent(self._pipe):
+        if self._pipe is not None and _silent(self._pipe, self._timeout_s):
             self._kill()
             raise ProcessEnded(f"it did not return within {self._timeout_s:g} s, and its process was ended")
         results = self._received()
         if isinstance(results, BaseException):
             raise results
         return results  # type: ignore[no-any-return]
-
-    def _silent(self, pipe: Connection) -> bool:
-        """Wait for the results; returns whether none came in time.
-
-        Two looks must agree on that: where the whole host stood still, the child had no time either until the second.
-        """
-        return not any(pipe.poll(share * self._timeout_s) for share in _LOOKS)
 
     def _send(self, data: bytes) -> None:
         if self._process is None:
@@ -137,6 +141,17 @@ class ProcessWork:
                 process.kill()
                 process.join()
             process.close()
+
+
+def _silent(pipe: Connection, limit_s: float) -> bool:
+    """Wait until a child has said something; returns whether it did not in time. 0 bounds nothing.
+
+    Two looks must agree on that: where the whole host stood still, the child had no time either until the second.
+    """
+    try:
+        return bool(limit_s) and not any(pipe.poll(share * limit_s) for share in _LOOKS)
+    except OSError:  # it was ended meanwhile, which whoever reads is told
+        return False
 
 
 def _serve(pipe: Connection, open: Opens) -> None:  # noqa: A002

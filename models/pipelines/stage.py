@@ -58,6 +58,7 @@ class StagePlan:
         cost: size of a value at this stage, in the unit of the buckets.
         queue_items: while more items wait here, the pipeline takes no new requests; 0 bounds nothing.
         timeout_s: that a batch may take in a process; 0 bounds nothing. Nobody can end a thread.
+        start_timeout_s: that making its function may take there.
     """
 
     name: str
@@ -68,6 +69,7 @@ class StagePlan:
     pool: Literal["threads", "processes"] = "threads"
     queue_items: int = 0
     timeout_s: float = 0.0
+    start_timeout_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ from router.base.errors import (
     OverspillError,
     RefusedAlone,
     ReplicaBroken,
+    ReplicaUnreachable,
     RequestFailed,
     Unavailable,
 )
@@ -653,6 +654,33 @@ def test_a_child_that_stood_still_with_its_whole_host_is_not_ended_for_that() ->
     work._pipe = Pipe(False, False)  # type: ignore[assignment]
     with pytest.raises(ProcessEnded, match="did not return within 10 s"):
         work([1])
+
+
+def test_a_wait_for_a_child_that_another_thread_ends_is_over() -> None:
+    work = ProcessWork("test", open_hanging, timeout_s=10.0)
+
+    class Closed(Pipe):
+        def poll(self, timeout_s: float) -> bool:
+            work.end()
+            raise OSError("handle is closed")
+
+    work._process = SimpleNamespace(join=lambda _: None, is_alive=bool, close=lambda: None)  # type: ignore[assignment]
+    work._pipe = Closed()  # type: ignore[assignment]
+    with pytest.raises(ReplicaBroken, match="is being unloaded"):
+        work([1])
+
+
+def open_never() -> Work:
+    time.sleep(3600)
+    return doubled
+
+
+@pytest.mark.process
+async def test_a_function_that_is_never_made_keeps_no_tier_from_starting() -> None:
+    work = ProcessWork("test", open_never, start_timeout_s=0.5)
+    with pytest.raises(ReplicaUnreachable, match=r"test: it was not ready within 0\.5 s"):
+        work.start()
+    assert work.pid is None
 
 
 class Mortal:
