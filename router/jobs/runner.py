@@ -241,7 +241,9 @@ class Runner:
 
     def _by_owner(self) -> Counter[str | None]:
         """Count the lines that run by their callers; not where there is one caller alone."""
-        return Counter(map(self._agenda.owner_of, self._asking) if self._agenda.shared else ())
+        counted = Counter(map(self._agenda.owner_of, self._asking) if self._agenda.shared else ())
+        del counted[None]  # those of a batch that is over are being stopped
+        return counted
 
     def _make_place(self, now_s: float, running: Counter[str | None]) -> None:
         """Stop a line of who has most, where a caller has none: it may hang, and the others hung with it."""

@@ -28,6 +28,12 @@ def _agenda(**batches: Batch) -> Agenda:
     return agenda
 
 
+def _running(**lines: int) -> Counter[str | None]:
+    counted: Counter[str | None] = Counter()
+    counted.update(lines)
+    return counted
+
+
 def _all(agenda: Agenda, now_s: float = 0.0) -> list[str]:
     found = []
     while (line := agenda.take(now_s, Counter())) is not None:
@@ -48,13 +54,13 @@ def test_callers_take_turns_and_of_one_the_batch_that_expires_first_goes_first()
 
 def test_the_caller_who_has_fewest_running_is_next_and_kept_out_if_that_is_none() -> None:
     agenda = _agenda(a=_batch("a"), b=_batch("b", owner="you"))
-    running: Counter[str | None] = Counter(me=2, you=1)
+    running = _running(me=2, you=1)
     for _ in range(2):
         line = agenda.take(0.0, running)
         assert line is not None
         assert agenda.owner_of(line) == "you"
     assert not agenda.kept_out(0.0, running)
-    assert agenda.kept_out(0.0, Counter(me=2))
+    assert agenda.kept_out(0.0, _running(me=2))
     assert _all(agenda) == ["a1", "b3", "a2", "a3"]
     assert not agenda.kept_out(0.0, Counter())
 
