@@ -58,7 +58,7 @@ class Webhook:
         self._clock = clock
         self._wall = wall
         self._news = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by event
+        self._tasks: dict[str, asyncio.Task[bool]] = {}  # by event
         self._again: set[str] = set()  # those of them that failed before
         self.told = 0
         self.fault = ""
@@ -103,7 +103,7 @@ class Webhook:
     def _due(self, is_new: bool, limit: int, connection: Connection) -> list[Event]:
         return events.due(connection, self._wall(), _MOST_RETRY_S, limit, is_new=is_new, but=list(self._tasks))
 
-    def _done(self, event_id: str, task: asyncio.Task[None]) -> None:
+    def _done(self, event_id: str, task: asyncio.Task[bool]) -> None:
         self._tasks.pop(event_id, None)
         self._again.discard(event_id)
         error = None if task.cancelled() else task.exception()
@@ -111,21 +111,23 @@ class Webhook:
             self.fault = error.message  # it is told again a second later
         elif error is not None:
             log.error("webhook crashed", event_id=event_id, exc_info=error)
-        else:
-            self._news.set()
+        elif not task.cancelled() and task.result():
+            self._news.set()  # not where it failed: a receiver that is down is not sent one after the other at once
 
-    async def _tell(self, event: Event) -> None:
+    async def _tell(self, event: Event) -> bool:
+        """Tell of one; returns whether it was taken."""
         why = await self._post(event)
         if not why:
             await self._database.run(partial(_taken, event.id))
             self.told += 1
             self.fault = ""
-            return
+            return True
         if why != self.fault:
             log.warning("webhook not told", event_id=event.id, why=why)
         self.fault = why
         due_s = self._wall() + min(_FIRST_RETRY_S * 2 ** min(event.tries, 30), _MOST_RETRY_S)
         await self._database.run(lambda c: events.put_off(c, event.id, due_s))
+        return False
 
     async def _post(self, event: Event) -> str:
         """Send it; returns why it was not taken."""

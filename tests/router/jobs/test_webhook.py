@@ -101,6 +101,26 @@ async def test_what_failed_before_leaves_room_for_what_is_new(tmp_path: Path, mo
         await until(lambda: webhook.told == 55)
 
 
+async def test_a_receiver_that_refuses_gets_no_more_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    over = asyncio.Event()
+
+    async def take(name: str) -> int:
+        asked.append(name)
+        await over.wait()
+        return 503
+
+    async with telling(tmp_path, take) as (webhook, database):
+        add(database, *["bad"] * 40)
+        await until(lambda: len(asked) == 16)
+        monkeypatch.setattr("router.jobs.webhook._LOOK_S", 60.0)
+        await asyncio.sleep(0.1)  # the last short look is over
+        over.set()
+        await until(lambda: not webhook._tasks)
+        await asyncio.sleep(0.1)
+        assert len(asked) == 16, "the others wait for the next look"
+
+
 async def test_a_disk_that_fails_is_told_and_what_was_sent_is_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
