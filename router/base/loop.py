@@ -81,7 +81,7 @@ class Names:
             asked: what `socket.getaddrinfo` takes: host, port, family, type, protocol, flags.
 
         Raises:
-            OSError, UnicodeError: it does not resolve.
+            OSError: it does not resolve.
         """
         found_at_s, addresses = self._found.get(asked, (0.0, []))
         age_s = time.monotonic() - found_at_s
@@ -116,6 +116,8 @@ class Names:
         found: list[Address] | Exception
         try:
             found = list(socket.getaddrinfo(*asked))
+        except UnicodeError:  # of which nobody expects that it is no OSError
+            found = socket.gaierror(socket.EAI_NONAME, "it can be no name: between dots stand 1 to 63 characters")
         except Exception as error:  # noqa: BLE001 - whatever it is: who waits is told, and the next one asks anew
             found = error
         try:
