@@ -28,7 +28,7 @@ WANTED = os.environ.get("OVERSPILL_COMPILE", "0")
 if WANTED not in {"0", "1"}:
     raise SystemExit(f"OVERSPILL_COMPILE={WANTED}: 1 compiles the router, 0 or nothing leaves it interpreted")
 ASKED = WANTED == "1"
-OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "2")  # from 2 on what handles errors lies apart from what runs
+OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "2")  # from 2 on, code that handles errors lies apart
 # mypyc follows every import to know its types, so it needs what the compiled modules import.
 NEEDED = ["mypy>=2.4,<2.5", "msgspec>=0.18", "numpy>=1.26", "prometheus-client>=0.20", "structlog>=24"]
 if sys.version_info < (3, 11):
