@@ -107,7 +107,7 @@ class Sampler:
 
     def _allowed(self, logits: npt.NDArray[np.float32], choices: Choices) -> int | None:
         proposed = _PROPOSED if self.proposes else int(choices.undecided)
-        for token in self._proposals(logits, proposed):
+        for token in self._proposals(logits, proposed) if proposed else ():  # even none would weigh all tokens
             if choices.allows(token):
                 return token
         if choices.mask is None:

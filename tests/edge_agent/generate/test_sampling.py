@@ -235,3 +235,20 @@ def test_an_undecided_choice_hears_what_would_come_without_a_constraint(params: 
     choices = Undecided({1}, 4, known=True)
     assert Sampler(SamplingParams(seed=1, **params), (), 4).draw(logits, choices) == 1  # type: ignore[arg-type]
     assert heard[0] == 0
+
+
+@pytest.mark.parametrize("params", [{"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}])
+def test_what_proposes_nothing_weighs_the_tokens_once(
+    params: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighed: list[np.ndarray] = []
+    draw = Sampler._draw_random
+
+    def noted(self: Sampler, logits: np.ndarray, numbers: Any) -> Any:
+        weighed.append(logits)
+        return draw(self, logits, numbers)
+
+    monkeypatch.setattr(Sampler, "_draw_random", noted)
+    sampler = Sampler(SamplingParams(seed=1, **params), (), 4)  # type: ignore[arg-type]
+    assert sampler.draw(np.array([9.0, 1.0, 0.0, 0.0], np.float32), Allowed({1}, 4, known=True)) == 1
+    assert len(weighed) == 1
