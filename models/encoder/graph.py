@@ -12,7 +12,7 @@ without a transpose (ONNX Runtime fuses those written here), and what it finds g
 In 8 bits, weights are rounded with a scale for each output, and inputs with a scale for each row, found while they are
 computed: a vector does not depend on its company. Static Q/DQ with one scale for a whole input, which TensorRT would
 take, loses a fortieth of the cosine here, since a few channels are a hundred times larger than the rest
-(docs/decisions.md). Rows are rounded by one operator with a scale for each of them, and ONNX Runtime's own
+(docs/experiments.md). Rows are rounded by one operator with a scale for each of them, and ONNX Runtime's own
 `MatMulIntegerToFloat` and `BiasGelu` stand for what would be seven passes over the memory. That graph is ONNX Runtime's
 alone; the one in float32 has only operators that every runtime knows.
 """
