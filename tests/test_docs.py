@@ -78,6 +78,21 @@ def test_links_resolve(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def anchors(page: Path) -> set[str]:
+    """Return what the headings of a page are linked by."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_anchors_resolve(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            linked = page.parent / target if target else page
+            assert anchor in anchors(linked), f"{page.name}: {target}#{anchor}"
+
+
 @each_page
 def test_files_named_in_the_text_exist(page: Path) -> None:
     code = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
