@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import inspect
 import json
 import statistics
 import sys
@@ -196,6 +197,7 @@ def of_transformers(config: ModelConfig, wanted: argparse.Namespace) -> dict[int
     )
     with torch.device(wanted.device):
         model = cast("Any", transformers.LlamaForCausalLM)._from_config(told, dtype=torch.bfloat16).eval()  # noqa: SLF001
+    cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # its earlier name
     found = {}
     for batch in wanted.batches:
         ids = torch.randint(config.vocab_size, (batch, wanted.context), device=wanted.device)
@@ -205,8 +207,7 @@ def of_transformers(config: ModelConfig, wanted: argparse.Namespace) -> dict[int
             def step(held: list[Any] = [state]) -> None:  # noqa: B006 - what the last step left
                 (last,) = held
                 newest = last.logits[:, -1].argmax(-1, keepdim=True)
-                cache = last.past_key_values
-                held[0] = model(input_ids=newest, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                held[0] = model(input_ids=newest, use_cache=True, logits_to_keep=1, **{cache: last[cache]})
                 held[0].logits[:, -1].argmax(-1).tolist()  # as a server has to know them
 
             found[batch] = _rate(batch, wanted, step)
