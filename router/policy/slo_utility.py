@@ -176,7 +176,7 @@ def _delay_s(worth: Worth) -> float:
 
 def _not_now(later: Sequence[Worth], situation: Situation) -> Choice:
     """Wait for what stands before it to be computed: a refusal is for good, so no passing backlog is its reason."""
-    best = max(later, key=lambda w: (w.kept, -w.candidate.prediction.backlog_s))
+    best = max(later, key=lambda w: (w.kept, -w.candidate.prediction.backlog_s, w.value))
     gone_s = min(w.candidate.prediction.backlog_s for w in later)
     return choose(
         best.candidate,

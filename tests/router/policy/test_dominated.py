@@ -80,6 +80,14 @@ def test_a_dominated_candidate_is_never_taken(
     assert not isinstance(choice, Choice) or choice.candidate is not worse
 
 
+def test_of_candidates_that_wait_alike_and_cost_more_than_they_are_worth_the_better_one_is_told() -> None:
+    asked = Objective(deadline_s=4.0, late_s=5.0)
+    better, worse = (timed(candidate(name), 0.02, 0.1, 0.0, price=0.95) for name in ("fp32", "int8"))
+    choice = load_policy("slo-utility").decide(situation(worse, better, objective=asked, length=CURVE))
+    assert isinstance(choice, Choice)
+    assert choice.candidate is better
+
+
 def case_of(one: Candidate, fairness: Fairness, **changes: Any) -> Situation:
     return situation(one, settings=RouterSettings(fairness=fairness), length=CURVE, **changes)
 
