@@ -47,18 +47,24 @@ async def test_whose_texts_are_long_keeps_nobody_waiting(held: Work) -> None:
     assert await asyncio.gather(*hog) == ["hog"] * 24
 
 
-async def test_callers_take_turns_and_each_ones_work_is_done_in_order(held: Work) -> None:
+async def test_callers_take_turns_and_each_ones_work_is_done_in_order() -> None:
     beside = Beside(cores=1)
-    running = [asyncio.ensure_future(beside.run(name, 100, lambda: held("first"))) for name in ("a", "b")]
-    await begun(held, 2)
-    names = ["a1", "a2", "a3", "b1", "c1", "c2"]
-    waiting = [asyncio.ensure_future(beside.run(name[0], 100, lambda name=name: held(name))) for name in names]
-    await asyncio.sleep(0)
-    held.gate.set()
-    assert await asyncio.gather(*running, *waiting) == ["first", "first", *names]
-    place = {name: held.begun.index(name) for name in names}
-    assert place["a1"] < place["a2"] < place["a3"]
-    assert max(place["b1"], place["c1"]) < place["a3"]
+    names = ["a0", "b0", "a1", "a2", "a3", "b1", "c1", "c2"]
+    gates = {name: threading.Event() for name in names}
+    begun: list[str] = []
+
+    def work(name: str) -> str:
+        begun.append(name)
+        gates[name].wait(60)
+        return name
+
+    doing = [asyncio.ensure_future(beside.run(name[0], 100, lambda name=name: work(name))) for name in names]
+    for ended in ("a0", "b0", "a1", "b1", "c1", "a2", "c2", "a3"):  # each once the one before has left its thread
+        await until(lambda ended=ended: ended in begun)
+        gates[ended].set()
+        await doing[names.index(ended)]
+    assert sorted(begun[:2]) == ["a0", "b0"]
+    assert begun[2:] == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
 async def test_who_gives_up_leaves_the_line_and_no_place_is_lost(held: Work) -> None:
