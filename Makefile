@@ -20,7 +20,7 @@ demo: $(STAMPS)/run broker models
 test: $(STAMPS)/dev broker models
 	$(BIN)/python -m pytest $(ARGS)
 
-# Everything that needs no model, broker or process of its own, in under a minute.
+# Everything that needs no model, broker or process of its own, in some minutes.
 test-fast: $(STAMPS)/dev
 	$(BIN)/python -m pytest --fast -n 2 $(ARGS)
 
