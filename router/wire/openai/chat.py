@@ -8,13 +8,11 @@ import msgspec
 from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
-from router.values.constraint import Constraint, ConstraintKind
 from router.values.prompt import ChatPrompt, Message
 from router.values.request import ApiRequest
-from router.values.tool_calls import Tools
 from router.wire.body import decode_json
 from router.wire.names import checked_field_names
-from router.wire.openai.fields import UNSERVED, Fields, request_of
+from router.wire.openai.fields import UNSERVED, Fields, refuse_constraint_beside, request_of
 from router.wire.openai.media import media_in
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.sampling import Effort, TopLogprobs, sampling_of
@@ -89,18 +87,8 @@ def decode_chat(body: bytes) -> ApiRequest:
     if raw.reasoning_effort is not None:
         sampling = replace(sampling, reasoning_effort=raw.reasoning_effort)
     request = request_of(raw, prompt, continuation, sampling)
-    _refuse_constraint_beside(prompt.tools, request.sampling.constraint)
+    refuse_constraint_beside(prompt.tools, request.sampling.constraint)
     return replace(request, legacy_functions=legacy is not None, custom_tools=custom_names(raw.tools))
-
-
-def _refuse_constraint_beside(tools: Tools | None, constraint: Constraint | None) -> None:
-    """An answer that may call tools is JSON by a schema, or free: others leave no room for calls."""
-    if tools is None or not tools.callable or constraint is None or constraint.kind is ConstraintKind.JSON_SCHEMA:
-        return
-    raise InvalidRequest(
-        f"`{constraint.param}`: an answer that may call `tools` is constrained by a JSON schema, or not at all",
-        param=constraint.param,
-    )
 
 
 def _take_continuation(raw: _Chat, messages: list[Message]) -> str:

@@ -22,7 +22,7 @@ class JsonSchema(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """OpenAI's, and llama.cpp's `schema` beside a type of `json_object`."""
+    """OpenAI's, and llama.cpp's, whose `schema` stands beside the type."""
 
     type: str
     json_schema: JsonSchema | None = None
@@ -58,13 +58,16 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True):
     json_schema: dict[str, Any] | bool | str | None = None
 
 
-def constraint_of(raw: ConstraintFields) -> Constraint | None:
+def constraint_of(raw: ConstraintFields, beside: Constraint | None = None) -> Constraint | None:
     """Return what an answer to a body with these fields has to match; None if it may say anything.
+
+    Args:
+        beside: what a field that is not among these says of it.
 
     Raises:
         InvalidRequest: naming the field at fault; two constraints on one answer are none.
     """
-    found = [one for one in (_response_format(raw.response_format), *_structured(raw), *_guided(raw)) if one]
+    found = [one for one in (beside, _response_format(raw.response_format), *_structured(raw), *_guided(raw)) if one]
     if not found:
         return None
     first = found[0]  # the same one in the words of several servers is one: some clients send it to all of them
@@ -100,9 +103,9 @@ def schema_constraint(wanted: JsonSchema | None, at: str) -> Constraint:
 def _response_format(wanted: ResponseFormat | None) -> Constraint | None:
     if wanted is None or wanted.type == "text":
         return None
-    if wanted.type == "json_schema":
+    if wanted.type == "json_schema" and (wanted.schema is None or wanted.json_schema is not None):
         return schema_constraint(wanted.json_schema, "response_format.json_schema")
-    if wanted.type != "json_object":
+    if wanted.type not in ("json_object", "json_schema"):
         raise InvalidRequest(
             f"`response_format.type`: `{wanted.type[:40]}` is not served: send `text`, `json_object` or `json_schema`",
             param="response_format.type",

@@ -52,8 +52,22 @@ class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True):
     messages: Any = None
     embed_dtype: Any = None
     input_type: Any = None
+    use_activation: Any = None
+    endianness: Any = None
+    padding: Any = None
+    # Of Jina, Cohere, Voyage, Mistral and TEI.
+    task: Any = None
+    prompt_name: Any = None
+    late_chunking: Any = None
+    normalized: Any = None
+    embedding_type: Any = None
+    output_dtype: Any = None
+    output_dimension: Any = None
 
 
+_UNIT = "vectors have unit length: leave it out"
+_ALIKE = "queries and documents are embedded alike: leave it out"
+_FLOATS = "vectors are float32: leave it out"
 _UNSERVED = Unserved(
     (
         "truncate_prompt_tokens",
@@ -61,10 +75,20 @@ _UNSERVED = Unserved(
         "inputs are not cut: a vector of half a text is none of it; send pieces",
     ),
     ("add_special_tokens", only(True), "texts get their special tokens: send token ids to choose them"),
-    ("normalize", only(True), "vectors have unit length: leave it out"),
+    ("normalize", only(True), _UNIT),
+    ("normalized", only(True), _UNIT),
+    ("use_activation", only(True), _UNIT),
     ("messages", only(), "conversations are not embedded: send `input`"),
-    ("embed_dtype", only("float32"), "vectors are float32: leave it out"),
-    ("input_type", only("document"), "queries and documents are embedded alike: leave it out"),
+    ("embed_dtype", only("float32"), _FLOATS),
+    ("embedding_type", only("float"), _FLOATS),
+    ("output_dtype", only("float"), _FLOATS),
+    ("endianness", only("little", "native"), "base64 holds little-endian numbers: leave it out"),
+    ("padding", only("do_not_pad"), "inputs are not padded: leave it out"),
+    ("input_type", only("document"), _ALIKE),
+    ("task", only(), _ALIKE),
+    ("prompt_name", only(), _ALIKE),
+    ("late_chunking", only(False), "each input is embedded alone: leave it out"),
+    ("output_dimension", only(), "send `dimensions`"),
 )
 _decoder = msgspec.json.Decoder(EmbeddingBody)
 _FIELDS = frozenset(EmbeddingBody.__struct_fields__)

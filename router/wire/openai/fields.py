@@ -1,4 +1,4 @@
-"""What the bodies of chat and of completions have in common. The rest of each is in `chat` and `completion`.
+"""What bodies that ask for text have in common. The rest of each is in `chat`, `completion` and `responses`.
 
 Every known field is typed strictly: a wrong type or a value out of range is an `InvalidRequest` whose `param` is the
 field's path (`messages[1].content[0].text`). A known field that would change the answer and is not served here
@@ -21,9 +21,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
+from router.values.constraint import Constraint, ConstraintKind
 from router.values.prompt import Prompt
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
+from router.values.tool_calls import Tools
 from router.wire.openai.constraints import ConstraintFields, constraint_of
 from router.wire.openai.unserved import Rule, only
 
@@ -40,7 +42,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Fields(ConstraintFields, frozen=True, kw_only=True):
-    """The fields of both."""
+    """The fields of all of them."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
@@ -53,6 +55,7 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     # Known, and served only at the value that changes nothing.
+    moderation: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
     early_stopping: Any = None
@@ -74,6 +77,10 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
     return_prompt_text: Any = None
     mm_processor_kwargs: Any = None
     guided_whitespace_pattern: Any = None
+    watermarking: Any = None
+    vllm_xargs: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
     # Of SGLang and llama.cpp.
     custom_logit_processor: Any = None
     lora_path: Any = None
@@ -86,29 +93,42 @@ class Fields(ConstraintFields, frozen=True, kw_only=True):
     dynatemp_range: Any = None
     top_n_sigma: Any = None
     samplers: Any = None
+    n_probs: Any = None
+    lora: Any = None
+    t_max_predict_ms: Any = None
+    thinking_budget_tokens: Any = None
 
+
+_THOUGHTS = "thoughts are not counted here: bound the whole answer with `max_tokens`"
+_HANDED_OVER = "a KV cache is handed over between servers behind this tier alone: leave it out"
 
 UNSERVED: tuple[Rule, ...] = (
+    ("moderation", only(), "nothing is judged here: leave it out, and judge the answer yourself"),
     ("use_beam_search", only(False), "beam search is not offered: leave it out"),
     ("length_penalty", only(1, 1.0), "beam search is not offered: leave it out"),
     ("early_stopping", only(False), "beam search is not offered: leave it out"),
     ("include_stop_str_in_output", only(False), "answers end before a stop string: leave it out"),
     ("skip_special_tokens", only(True), "special tokens are no text: leave it out"),
     ("spaces_between_special_tokens", only(True), "special tokens are no text: leave it out"),
-    ("truncate_prompt_tokens", only(), "a prompt is answered whole or refused: shorten it yourself"),
+    ("truncate_prompt_tokens", only(-1), "a prompt is answered whole or refused: shorten it yourself"),
     ("prompt_logprobs", only(), "send `echo`: true with `logprobs` to /v1/completions"),
     ("return_token_ids", only(False), "ids are not returned: send the text to /tokenize"),
     ("return_tokens_as_token_ids", only(False), "ids are not returned: send the text to /tokenize"),
     ("logits_processors", only([]), "code is not taken over HTTP: use `logit_bias`"),
     ("typical_p", only(1, 1.0), "not applied by this server: use `top_p` or `min_p`"),
     ("mirostat", only(0), "not applied by this server: use `top_p` or `min_p`"),
-    ("thinking_token_budget", only(), "thoughts are not counted here: bound the whole answer with `max_tokens`"),
+    ("thinking_token_budget", only(-1), _THOUGHTS),
+    ("thinking_budget_tokens", only(-1), _THOUGHTS),
     ("repetition_detection", only(), "not applied by this server: use `repetition_penalty` or `max_tokens`"),
     ("logprob_token_ids", only([]), "log probabilities are told of the likeliest tokens: use `logprobs`"),
     ("return_token_offsets", only(False), "offsets are not returned: `logprobs` of /v1/completions tell them"),
     ("return_prompt_text", only(False), "prompts are not returned: send `echo` to /v1/completions"),
     ("mm_processor_kwargs", only({}), "images and sounds are read as the model's server does by itself: leave it out"),
     ("guided_whitespace_pattern", only(), "white space is that of JSON: leave it out"),
+    ("watermarking", only(False), "answers are not marked: leave it out"),
+    ("vllm_xargs", only({}), "what a vLLM's extensions are told is its operator's to say: leave it out"),
+    ("kv_transfer_params", only({}), _HANDED_OVER),
+    ("ec_transfer_params", only({}), _HANDED_OVER),
     ("custom_logit_processor", only(), "code is not taken over HTTP: use `logit_bias`"),
     ("lora_path", only(), "name the adapter as the `model`, where it is served"),
     ("no_stop_trim", only(False), "answers end before a stop string: leave it out"),
@@ -120,6 +140,9 @@ UNSERVED: tuple[Rule, ...] = (
     ("dynatemp_range", only(0, 0.0), "not applied by this server: use `temperature`"),
     ("top_n_sigma", only(-1, -1.0), "not applied by this server: use `min_p`"),
     ("samplers", only(), "samplers are applied in a fixed order: leave it out"),
+    ("n_probs", only(0), "send `logprobs`"),
+    ("lora", only([]), "name the adapter as the `model`, where it is served"),
+    ("t_max_predict_ms", only(0, -1), "send the header `x-overspill-deadline-ms`"),
 )
 
 
@@ -145,4 +168,18 @@ def request_of(raw: Fields, prompt: Prompt, continuation: str, sampling: Samplin
         continuation=continuation,
         n=raw.n or 1,
         cache_salt=raw.cache_salt or "",
+    )
+
+
+def refuse_constraint_beside(tools: Tools | None, constraint: Constraint | None) -> None:
+    """An answer that may call tools is JSON by a schema, or free: others leave no room for calls.
+
+    Raises:
+        InvalidRequest: naming the constraint that is neither.
+    """
+    if tools is None or not tools.callable or constraint is None or constraint.kind is ConstraintKind.JSON_SCHEMA:
+        return
+    raise InvalidRequest(
+        f"`{constraint.param}`: an answer that may call `tools` is constrained by a JSON schema, or not at all",
+        param=constraint.param,
     )

@@ -62,13 +62,16 @@ class RerankBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /v1/score, as vLLM has it: how near each of some texts is to each of others."""
+    """The body of /v1/score, as vLLM has it under three names: how near each of some texts is to each of others."""
 
     model: _Model
     text_1: str | list[Any] | dict[str, Any] | None = None
     text_2: str | list[Any] | dict[str, Any] | None = None
     queries: str | list[Any] | dict[str, Any] | None = None
     documents: str | list[Any] | dict[str, Any] | None = None
+    items: str | list[Any] | dict[str, Any] | None = None
+    data_1: str | list[Any] | dict[str, Any] | None = None
+    data_2: str | list[Any] | dict[str, Any] | None = None
     priority: _Priority | None = None
 
 
@@ -110,7 +113,7 @@ def decode_score(body: bytes) -> ApiRequest:
         InvalidRequest: naming the field at fault.
     """
     raw = decode_json(_score_decoder, body)
-    left, right = _texts(raw, "text_1", "queries"), _texts(raw, "text_2", "documents")
+    left, right = _texts(raw, "text_1", "queries", "data_1"), _texts(raw, "text_2", "documents", "items", "data_2")
     if 1 not in {len(left), len(right)} and len(left) != len(right):
         raise InvalidRequest(
             f"`text_1` has {len(left)} texts and `text_2` has {len(right)}: send one of the first, or as many of both",
@@ -201,8 +204,9 @@ def _is_link(text: str) -> bool:
     return _LINK.match(text.lstrip()) is not None
 
 
-def _texts(raw: ScoreBody, name: str, other: str) -> list[Any]:
-    given = getattr(raw, name) if getattr(raw, name) is not None else getattr(raw, other)
+def _texts(raw: ScoreBody, *names: str) -> list[Any]:
+    name = next((name for name in names if getattr(raw, name) is not None), names[0])
+    given = getattr(raw, name)
     if given is None or given == []:
         raise InvalidRequest(f"`{name}` is missing or empty: send a text, or a list of them", param=name)
     found = given if isinstance(given, list) else [given]

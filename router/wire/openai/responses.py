@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
+from msgspec.structs import replace
 
 from router.base.errors import InvalidRequest
 from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
@@ -16,8 +16,9 @@ from router.values.tool_calls import ToolCall
 from router.wire.body import decode_json
 from router.wire.names import checked_field_names
 from router.wire.openai.chat import MAX_MESSAGES
-from router.wire.openai.constraints import JsonSchema, schema_constraint
+from router.wire.openai.constraints import JsonSchema, constraint_of, schema_constraint
 from router.wire.openai.custom_text import arguments_of_text
+from router.wire.openai.fields import UNSERVED, Fields, refuse_constraint_beside
 from router.wire.openai.media import RawImage, image_of, media_in
 from router.wire.openai.responses_tools import (
     ResponsesChoice,
@@ -25,10 +26,11 @@ from router.wire.openai.responses_tools import (
     function_name,
     functions_shown,
 )
-from router.wire.openai.sampling import Effort, TopLogprobs
+from router.wire.openai.sampling import Effort, TopLogprobs, sampling_of
+from router.wire.openai.template_kwargs import template_kwargs_of
 from router.wire.openai.tools import arguments_of
 from router.wire.openai.unserved import Unserved, only
-from router.wire.sampling import MaxTokens, Temperature, TopP, nucleus
+from router.wire.sampling import MaxTokens
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS = ("input_text", "output_text", "text", "refusal")
@@ -72,10 +74,9 @@ class _Text(msgspec.Struct, frozen=True):
     verbosity: str | None = None
 
 
-class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a body."""
+class ResponsesCall(Fields, frozen=True, kw_only=True):
+    """The fields of a body: how tokens are drawn and what an answer has to match may be said in a chat's words too."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: str | list[_Item]
     instructions: str | None = None
     tools: list[ResponsesTool] | None = None
@@ -83,16 +84,13 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     text: _Text | None = None
     max_output_tokens: MaxTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    stream: bool | None = None
     stream_options: Any = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None  # nothing is kept, as the reply says
+    chat_template_kwargs: dict[str, Any] | None = None
     # Known, and served only at the value that changes nothing.
     previous_response_id: str | None = None
+    previous_response: Any = None
+    previous_input_messages: Any = None
+    enable_response_messages: Any = None
     conversation: Any = None
     background: bool | None = None
     truncation: str | None = None
@@ -102,7 +100,7 @@ class ResponsesCall(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: TopLogprobs | None = None
 
     @property
-    def logprobs(self) -> int | None:
+    def alternatives(self) -> int | None:
         """How many alternatives are told beside the log probability of each token; None tells none at all."""
         return self.top_logprobs or (0 if _LOGPROBS in (self.include or ()) else None)
 
@@ -123,7 +121,12 @@ _INCLUDED = frozenset(
 )
 _STATELESS = "nothing is kept between calls here: leave it out, and send the whole conversation as `input`"
 _UNSERVED = Unserved(
+    *UNSERVED,
+    ("n", only(1), "a response has one answer: send several requests, or a chat"),
     ("previous_response_id", only(), _STATELESS),
+    ("previous_response", only(), _STATELESS),
+    ("previous_input_messages", only([]), _STATELESS),
+    ("enable_response_messages", only(False), "messages are not returned: send the conversation to /tokenize"),
     ("conversation", only(), _STATELESS),
     ("background", only(False), "answers are given at once: leave it out, or use /v1/batches"),
     (
@@ -150,17 +153,27 @@ def decode_responses(body: bytes) -> tuple[ApiRequest, ResponsesCall]:
             f"`include`: `{unknown[:60]}` is not known: send {', '.join(sorted(_INCLUDED))}", param="include"
         )
     messages = _messages(raw)
-    sampling = SamplingParams(
-        max_tokens=raw.max_output_tokens,
-        temperature=1.0 if raw.temperature is None else raw.temperature,
-        top_p=nucleus(raw.top_p),
-        constraint=_constraint(raw.text),
-        reasoning_effort=None if raw.reasoning is None else raw.reasoning.effort,
-        logprobs=raw.logprobs,
-    )
     tools = functions_shown(raw.tools or [], raw.tool_choice, parallel=raw.parallel_tool_calls)
-    prompt = ChatPrompt(tuple(messages), tools, media_in(messages))
-    return ApiRequest(raw.model, prompt, sampling, stream=bool(raw.stream)), raw
+    prompt = ChatPrompt(tuple(messages), tools, media_in(messages), template_kwargs_of(raw.chat_template_kwargs))
+    request = ApiRequest(
+        raw.model,
+        prompt,
+        _sampling(raw),
+        stream=bool(raw.stream),
+        priority=raw.priority,
+        cache_salt=raw.cache_salt or "",
+    )
+    refuse_constraint_beside(tools, request.sampling.constraint)
+    return request, raw
+
+
+def _sampling(raw: ResponsesCall) -> SamplingParams:
+    told = replace(raw, max_completion_tokens=raw.max_output_tokens or raw.max_completion_tokens)
+    return replace(
+        sampling_of(told, None, raw.alternatives),
+        constraint=constraint_of(raw, _format(raw.text)),
+        reasoning_effort=None if raw.reasoning is None else raw.reasoning.effort,
+    )
 
 
 def _messages(raw: ResponsesCall) -> list[Message]:
@@ -241,7 +254,7 @@ def _said(part: _Part, at: str) -> str:
     return part.text or part.refusal or ""
 
 
-def _constraint(text: _Text | None) -> Constraint | None:
+def _format(text: _Text | None) -> Constraint | None:
     wanted = None if text is None else text.format
     if wanted is None or wanted.type == "text":
         return None

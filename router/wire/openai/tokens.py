@@ -16,6 +16,7 @@ from router.wire.body import decode_json
 from router.wire.names import MAX_FIELDS, checked_field_names, refuse_fields
 from router.wire.openai.messages import RawMessage, message_of
 from router.wire.openai.template_kwargs import template_kwargs_of
+from router.wire.openai.tools import NamedTool, RawTool, tools_of
 from router.wire.openai.unserved import Unserved, only
 from router.wire.sampling import token_ids
 
@@ -25,7 +26,7 @@ Model = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class TokenizeCall(msgspec.Struct, frozen=True):
-    """The body of /tokenize: `prompt`, or `messages` as in a chat; without `model` the one that is served alone."""
+    """The body of /tokenize: `prompt`, or `messages` and `tools` as in a chat; without `model` the one served alone."""
 
     model: Model | None = None
     prompt: str | None = None
@@ -37,7 +38,8 @@ class TokenizeCall(msgspec.Struct, frozen=True):
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: Any = None
-    tools: Any = None
+    tools: list[RawTool] | None = None
+    tool_choice: str | NamedTool | None = None
 
 
 class DetokenizeCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +52,6 @@ class DetokenizeCall(msgspec.Struct, frozen=True, kw_only=True):
 _UNSERVED = Unserved(
     ("chat_template", only(), "the model's own is used: leave it out"),
     ("mm_processor_kwargs", only({}), "prompts are text: leave it out"),
-    ("tools", only([]), "tools are not rendered here: leave it out"),
 )
 _tokenize_decoder = msgspec.json.Decoder(TokenizeCall)
 _FIELDS = frozenset(TokenizeCall.__struct_fields__)
@@ -77,15 +78,16 @@ def decode_tokenize(body: bytes) -> tuple[TokenizeCall, Prompt, str]:
     if not messages:
         raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
     template_kwargs = template_kwargs_of(call.chat_template_kwargs)
+    tools = tools_of(call.tools, call.tool_choice)
     if not call.continue_final_message:
-        return call, ChatPrompt(tuple(messages), template_kwargs=template_kwargs), ""
+        return call, ChatPrompt(tuple(messages), tools, template_kwargs=template_kwargs), ""
     if call.add_generation_prompt or messages[-1].role != "assistant" or len(messages) == 1:
         raise InvalidRequest(
             "`continue_final_message`: true needs `add_generation_prompt`: false, and a last message of role "
             "`assistant` behind others",
             param="continue_final_message",
         )
-    return call, ChatPrompt(tuple(messages[:-1]), template_kwargs=template_kwargs), messages[-1].content
+    return call, ChatPrompt(tuple(messages[:-1]), tools, template_kwargs=template_kwargs), messages[-1].content
 
 
 def decode_detokenize(body: bytes) -> DetokenizeCall:

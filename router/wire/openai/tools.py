@@ -30,7 +30,7 @@ class Custom(msgspec.Struct, frozen=True):
 
 
 class RawTool(msgspec.Struct, frozen=True):
-    type: str
+    type: str = "function"
     function: Function | None = None
     custom: Custom | None = None
 

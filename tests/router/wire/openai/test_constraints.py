@@ -67,6 +67,12 @@ def test_openai_says_it_by_response_format() -> None:
             TEXT,
             "response_format.schema",
         ),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+            ConstraintKind.JSON_SCHEMA,
+            TEXT,
+            "response_format.schema",
+        ),
     ],
 )
 def test_other_servers_say_it_by_their_own_fields(

@@ -31,6 +31,17 @@ def test_a_text_that_is_compared_with_many_is_measured_once(monkeypatch: pytest.
     assert sorted(map(str, measured)) == ["a", "b", "c", "long"]
 
 
+@pytest.mark.parametrize(
+    ("one", "many"), [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+)
+def test_texts_to_compare_have_the_names_that_vllm_gives_them(one: str, many: str) -> None:
+    call = decode_score(msgspec.json.encode({"model": "m", one: "long", many: ["a", "b"]})).prompt
+    assert isinstance(call, PassedCall)
+    assert call.inputs == (5, 5)
+    with pytest.raises(InvalidRequest, match="is missing or empty"):
+        decode_score(msgspec.json.encode({"model": "m", one: "long"}))
+
+
 INSIDE = "http://169.254.169.254/latest"
 
 

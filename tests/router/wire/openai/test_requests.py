@@ -30,6 +30,10 @@ def completion(**fields) -> ApiRequest:
     return decode_completion(orjson.dumps({"model": "m", "prompt": "hello", **fields}))
 
 
+def response(**fields) -> ApiRequest:
+    return decode_responses(orjson.dumps({"model": "m", "input": "hello", **fields}))[0]
+
+
 def test_defaults_are_openais() -> None:
     call = chat()
     assert call.prompt == ChatPrompt((Message("user", "hello"),))
@@ -315,7 +319,7 @@ def test_wrong_chat_fields_are_named(fields: dict, param: str) -> None:
 
 
 OF_OTHER_SERVERS = {
-    "thinking_token_budget": (10, None),
+    "thinking_token_budget": (10, -1),
     "repetition_detection": ({"max_pattern_size": 5}, None),
     "logprob_token_ids": ([3], []),
     "return_token_offsets": (True, False),
@@ -333,6 +337,16 @@ OF_OTHER_SERVERS = {
     "dynatemp_range": (0.5, 0),
     "top_n_sigma": (2.0, -1),
     "samplers": (["top_k"], None),
+    "moderation": ({"model": "omni-moderation-latest"}, None),
+    "watermarking": (True, False),
+    "vllm_xargs": ({"level": 3}, {}),
+    "kv_transfer_params": ({"do_remote_decode": True}, {}),
+    "ec_transfer_params": ({"do_remote_encode": True}, None),
+    "truncate_prompt_tokens": (100, -1),
+    "n_probs": (5, 0),
+    "lora": ([{"id": 0, "scale": 0.5}], []),
+    "t_max_predict_ms": (500, -1),
+    "thinking_budget_tokens": (10, -1),
 }
 
 
@@ -340,7 +354,7 @@ OF_OTHER_SERVERS = {
 def test_fields_of_other_servers_are_refused_where_they_would_change_the_answer(
     name: str, changing: object, neutral: object
 ) -> None:
-    for decode in (chat, completion):
+    for decode in (chat, completion, response):
         with pytest.raises(InvalidRequest) as raised:
             decode(**{name: changing})
         assert raised.value.param == name
@@ -381,6 +395,10 @@ def test_some_of_the_tools_may_be_allowed() -> None:
         assert "``" not in raised.value.message
     with pytest.raises(InvalidRequest, match="mode"):
         chat(tools=TOOLS, tool_choice=allowed("none", "a"))
+
+
+def test_a_tool_without_a_type_is_a_function() -> None:
+    assert chat(tools=[{"function": TOOLS[0]["function"]}]) == chat(tools=[TOOLS[0]])
 
 
 def test_fields_that_change_no_answer_here_are_passed_over() -> None:
