@@ -33,7 +33,7 @@ class Told:
             text += self._text.finish()
             tokens += new.closed  # the token that ended it was generated too
         prompt_tokens = None if reason is None else self._prompt_tokens
-        chunk = TokenChunk(text, tokens, reason, prompt_tokens, cached_tokens=new.cached_tokens)
+        chunk = TokenChunk(text, tokens, reason, prompt_tokens, cached_tokens=new.cached_tokens, stop=delta.stop)
         if self._logprobs is None:
             return chunk
         return self._with_logprobs(chunk, new, self._logprobs, whole=reason is not None and not delta.stopped)

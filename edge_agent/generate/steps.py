@@ -246,7 +246,7 @@ class Steps:
         sequence.generated.append(token)
         self._counters.decode_tokens += 1
         reason: FinishReason | None = None
-        wanted, cut = generation.logprobs, False
+        wanted, stop = generation.logprobs, None
         if token in generation.ending_ids:
             reason, text = FinishReason.STOP, generation.text.finish()
         else:
@@ -254,8 +254,8 @@ class Steps:
                 wanted.draw(logits, token)
             delta = generation.text.push([token])
             text = delta.text
-            cut = delta.stopped
-            if cut:
+            stop = delta.stop
+            if stop is not None:
                 reason = FinishReason.STOP
             elif guide is not None and guide.complete:
                 reason = FinishReason.STOP  # whole, and nothing may follow
@@ -263,7 +263,7 @@ class Steps:
             elif not sequence.decode_tokens_left:
                 reason = FinishReason.LENGTH
                 text += generation.text.finish()
-        self._tell(generation, TokenChunk(text, 1, reason), cut=cut)
+        self._tell(generation, TokenChunk(text, 1, reason, stop=stop), cut=stop is not None)
         return reason is not None
 
     def _tell(self, generation: Generation, chunk: TokenChunk, *, cut: bool = False) -> None:

@@ -12,16 +12,22 @@ from router.base.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of a stream; `stopped` once a stop string completed, which is itself never part of the text.
+    """New text of a stream; once a stop string has completed, which is itself never part of the text, there is none.
 
     Attributes:
         tokens: how many of the ids it stands for: those behind the one that completed a stop string are not part of
             the answer.
+        stop: the stop string that completed.
     """
 
     text: str
     tokens: int
-    stopped: bool = False
+    stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether one has."""
+        return self.stop is not None
 
 
 class TextStream:
@@ -57,7 +63,7 @@ class TextStream:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._watches = [_Watch(text) for text in stop]
         self._held = ""
-        self._stopped = False
+        self._stop: str | None = None
         self._unwatched_tokens = unwatched_tokens
         longest = max(map(len, stop), default=0)
         for character in prompt_tail[-longest:] if longest and not unwatched_tokens else "":
@@ -70,21 +76,21 @@ class TextStream:
             return TextDelta(self._utf8.decode(b"".join(map(self._piece, token_ids))), len(token_ids))
         shown, taken = "", 0
         for token_id in token_ids:  # one by one: which of them completes a stop string is what is counted up to
-            if self._stopped:
+            if self._stop is not None:
                 break
             text = self._utf8.decode(self._piece(token_id))
             free, self._unwatched_tokens = self._unwatched_tokens > 0, max(0, self._unwatched_tokens - 1)
             shown += text if free else self._take(text)
             taken += 1
-        return TextDelta(shown, taken, self._stopped)
+        return TextDelta(shown, taken, self._stop)
 
     def finish(self) -> str:
         """Return what was still held back, at the end of a stream that met no stop string."""
-        if self._stopped:
+        if self._stop is not None:
             return ""
         rest = self._take(self._utf8.decode(b"", final=True))
         held, self._held = self._held, ""
-        return rest if self._stopped else rest + held
+        return rest + held if self._stop is None else rest
 
     def _piece(self, token_id: int) -> bytes:
         return (self._tokenizer.spelling if token_id in self._shown else self._tokenizer.piece)(token_id)
@@ -96,10 +102,10 @@ class TextStream:
             held, self._held = self._held, ""
             return held
         for position, character in enumerate(text, before + 1):
-            matched = [len(watch.text) for watch in self._watches if watch.advance(character)]
+            matched = [watch.text for watch in self._watches if watch.advance(character)]
             if matched:
-                self._stopped = True
-                return self._held[: max(position - max(matched), 0)]
+                self._stop = max(matched, key=len)
+                return self._held[: max(position - len(self._stop), 0)]
         keep = min(max(watch.state for watch in self._watches), len(self._held))
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]

@@ -143,6 +143,7 @@ class Generation:
             model=None if variant == first.route.variant else variant,
             calls=_calls_of(self._call),
             reasoning=whole.reasoning,
+            stop=whole.stop,
         )
 
 

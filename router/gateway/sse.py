@@ -31,7 +31,7 @@ class Encoder(Protocol):
 
     def reasoning(self, text: str, usage: Usage) -> bytes: ...
 
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes: ...
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop: str | None = None) -> bytes: ...
 
     def failed(self, error: OverspillError, usage: Usage) -> bytes: ...
 
@@ -104,7 +104,7 @@ class ChoiceEvents:
         self.ended = True
         cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
         self.usage = Usage(chunk.prompt_tokens or prompt_tokens, tokens, cached_tokens, chunk.details)
-        return self._text(chunk) + self._encoder.finish(chunk.finish_reason, self._told(self.usage))
+        return self._text(chunk) + self._encoder.finish(chunk.finish_reason, self._told(self.usage), chunk.stop)
 
     def fail(self, error: OverspillError) -> bytes:
         """Return the event that ends this choice while others go on."""

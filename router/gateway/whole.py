@@ -23,6 +23,7 @@ class Whole(msgspec.Struct, frozen=True):
 
     Attributes:
         reasoning: what the model thought, where its server tells that apart.
+        stop: the stop string that ended it.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Whole(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
+    stop: str | None = None
 
 
 class _Gathered:
@@ -63,7 +65,7 @@ class _Gathered:
         """Return the answer that ends with `last`, which was added."""
         usage = Usage(last.prompt_tokens or prompt_tokens, self._tokens, self._cached_tokens, last.details)
         told = (tuple(self._logprobs), tuple(self._prompt_logprobs))
-        return Whole("".join(self._pieces), finish_reason, usage, *told, "".join(self._thoughts))
+        return Whole("".join(self._pieces), finish_reason, usage, *told, "".join(self._thoughts), last.stop)
 
 
 async def collect(chunks: AsyncGenerator[TokenChunk, None], prompt_tokens: int) -> Whole:

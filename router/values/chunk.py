@@ -52,6 +52,7 @@ class TokenChunk(msgspec.Struct, frozen=True):
             milliseconds, what a busy event loop adds on either side would be the larger part. None elsewhere.
         details: of the tokens of prompt and answer, on the last chunk, where an upstream tells them.
         reasoning: what the model thought, where a server tells that apart from its answer: no part of `text`.
+        stop: the stop string that ended the answer, on the last chunk; None where none did, or nobody tells which.
     """
 
     text: str
@@ -66,6 +67,7 @@ class TokenChunk(msgspec.Struct, frozen=True):
     own_s: float | None = None
     details: TokenDetails | None = None
     reasoning: str = ""
+    stop: str | None = None
 
     @property
     def is_text(self) -> bool:

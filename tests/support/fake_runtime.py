@@ -111,14 +111,14 @@ class FakeRuntime:
 @dataclass
 class Delta:
     text: str
-    stopped: bool
+    stop: str | None = None
 
 
 class FakeText:
     """Each token is the text `<id>`."""
 
     def push(self, token_ids: list[int]) -> Delta:
-        return Delta("".join(f"<{token}>" for token in token_ids), stopped=False)
+        return Delta("".join(f"<{token}>" for token in token_ids))
 
     def finish(self) -> str:
         return ""

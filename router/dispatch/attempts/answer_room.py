@@ -49,5 +49,6 @@ class AnswerRoom:
         kept = min(self._chars, len(chunk.text) * self._tokens // max(chunk.tokens, 1))
         tokens = min(chunk.tokens, self._tokens)
         told = chunk.logprobs[:tokens]
-        cut = replace(chunk, text=chunk.text[:kept], tokens=tokens, finish_reason=FinishReason.LENGTH, logprobs=told)
+        ends = FinishReason.LENGTH
+        cut = replace(chunk, text=chunk.text[:kept], tokens=tokens, finish_reason=ends, logprobs=told, stop=None)
         return cut, True

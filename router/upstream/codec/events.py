@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -47,6 +47,8 @@ class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
+    stop_reason: Any = None
+    matched_stop: Any = None
 
 
 class ToldUsage(msgspec.Struct, gc=False):
@@ -96,10 +98,15 @@ class Event(msgspec.Struct, gc=False):
     cut: bool = False
 
     @classmethod
-    def of(cls, text: str, tokens: int | None, finish: FinishReason | None = None, *, cut: bool = False) -> Event:
-        """Return an event of another protocol than OpenAI's; `tokens` counts those of the answer so far."""
-        choice = _Choice(text=text, finish_reason=None if finish is None else finish.value)
-        return cls(choices=[choice], usage=ToldUsage(completion_tokens=tokens), done=finish is not None, cut=cut)
+    def of(cls, text: str, tokens: int | None, finish: FinishReason | None = None, *, stop: str | None = None) -> Event:
+        """Return an event of another protocol than OpenAI's; `tokens` counts those of the answer so far.
+
+        Args:
+            stop: the stop string at which the answer was cut here, however the server goes on.
+        """
+        choice = _Choice(text=text, finish_reason=None if finish is None else finish.value, stop_reason=stop)
+        usage = ToldUsage(completion_tokens=tokens)
+        return cls(choices=[choice], usage=usage, done=finish is not None, cut=stop is not None)
 
     def told(self) -> tuple[str, str, bool]:
         """Return its text, what the model thought, and whether it tells a finish reason: asked of every token at once.
@@ -134,6 +141,16 @@ class Event(msgspec.Struct, gc=False):
         if not self.choices or self.choices[0].finish_reason is None:
             return None
         return FinishReason.LENGTH if self.choices[0].finish_reason == "length" else FinishReason.STOP
+
+    def stop_of(self, asked: Sequence[str]) -> str | None:
+        """Return which of the stop strings that were asked for ended the answer; None where it was none, or untold.
+
+        vLLM says so in `stop_reason`, SGLang in `matched_stop`; of a token both tell its id.
+        """
+        if not asked or not self.choices:
+            return None
+        choice = self.choices[0]
+        return next((told for told in (choice.stop_reason, choice.matched_stop) if told in asked), None)
 
     @property
     def error_message(self) -> str | None:

@@ -224,7 +224,7 @@ class KServeParser:
         events = [Event.of(shown, self._tokens)] if shown else []
         if self._stop.found:
             self._over = True
-            events.append(Event.of("", self._tokens, FinishReason.STOP, cut=True))
+            events.append(Event.of("", self._tokens, FinishReason.STOP, stop=self._stop.stop))
         return events
 
     def _failed(self, why: str) -> list[Event]:

@@ -12,13 +12,18 @@ class StopCut:
         stops: strings of at least one character; none lets everything through.
 
     Attributes:
-        found: a stop string has come; nothing is let through any more.
+        stop: the stop string that has come; nothing is let through any more.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.found = False
+        self.stop: str | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether a stop string has come."""
+        return self.stop is not None
 
     def feed(self, text: str) -> str:
         """Return what may be emitted: all but an ending that a stop string could begin with."""
@@ -27,10 +32,11 @@ class StopCut:
         if not self._stops:
             return text
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.found, self._held = True, ""
-            return text[: min(found)[1]]  # of the one that is complete first, however the text came in pieces
+            _, at, self.stop = min(found)
+            self._held = ""
+            return text[:at]  # of the one that is complete first, however the text came in pieces
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

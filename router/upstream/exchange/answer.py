@@ -245,6 +245,8 @@ class OpenStream:
             text += self._calls.finish()
         thought = self._last.told()[1]
         last = self._told(self._last, text, thought, reason, counted) or self._chunk(text, reason, counted)
+        if (stop := self._last.stop_of(self._call.request.sampling.stop)) is not None:
+            last = replace(last, stop=stop)
         if chunks and not (last.text or last.reasoning or last.logprobs or last.prompt_logprobs):
             last = _ended(chunks.pop(), last)
         chunks.append(last)
@@ -319,4 +321,5 @@ def _ended(chunk: TokenChunk, end: TokenChunk) -> TokenChunk:
         prompt_tokens=chunk.prompt_tokens if end.prompt_tokens is None else end.prompt_tokens,
         cached_tokens=end.cached_tokens if chunk.cached_tokens is None else chunk.cached_tokens,
         details=end.details,
+        stop=end.stop,
     )

@@ -55,9 +55,9 @@ class BriefEncoder:
         """The event of what the model thought; completions have no place for it."""
         return self._counted(_DELTA + orjson.dumps({"reasoning": text}), 1, usage) if self._chat else b""
 
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop: str | None = None) -> bytes:
         """The event with the finish reason."""
-        return self._whole.finish(finish_reason, usage)
+        return self._whole.finish(finish_reason, usage, stop)
 
     def failed(self, error: OverspillError, usage: Usage) -> bytes:
         """The event that ends the choice with an error."""

@@ -51,6 +51,7 @@ class Choice(msgspec.Struct, frozen=True):
         model: the variant that answers, where it is another than that of the reply.
         calls: reads the calls in the text, where the answer may have some.
         reasoning: what the model thought, where its server tells that apart.
+        stop: the stop string that ended it, told as vLLM does.
     """
 
     text: str
@@ -60,6 +61,7 @@ class Choice(msgspec.Struct, frozen=True):
     model: str | None = None
     calls: AnswerCalls | None = None
     reasoning: str = ""
+    stop: str | None = None
 
     def to_json(self, index: int, *, chat: bool) -> dict[str, object]:
         choice: dict[str, object] = {"index": index}
@@ -74,6 +76,8 @@ class Choice(msgspec.Struct, frozen=True):
             choice["text"] = self.text
         choice["logprobs"] = self.logprobs
         choice["finish_reason"] = told
+        if self.stop is not None:
+            choice["stop_reason"] = self.stop
         if self.error is not None:
             choice["error"] = error_fields(self.error)
         if self.model is not None:
@@ -142,11 +146,12 @@ class EventEncoder:
         """The event of what the model thought; completions have no place for it."""
         return self._event(orjson.dumps(_thought(text)), None, usage) if self._head.chat else b""
 
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
-        """The event with the finish reason."""
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop: str | None = None) -> bytes:
+        """The event with the finish reason, and as vLLM tells it, the stop string that ended the answer."""
         rest, told = ([], finish_reason.value) if self._calls is None else self._calls.end(finish_reason)
         last = b"".join(self._event(orjson.dumps(delta), None, usage) for delta in rest)
-        return last + self._event(self._nothing, told, usage)
+        more = b"" if stop is None else b',"stop_reason":' + orjson.dumps(stop)
+        return last + self._event(self._nothing, told, usage, more=more)
 
     def failed(self, error: OverspillError, usage: Usage) -> bytes:
         """The event that ends a choice which cannot go on, while others do."""

@@ -117,7 +117,7 @@ class ResponseEncoder:
         """The events of further thoughts, which are an item of their own before the answer."""
         return self._within("reasoning") + self._grown(text)
 
-    def finish(self, finish_reason: FinishReason, usage: Usage) -> bytes:
+    def finish(self, finish_reason: FinishReason, usage: Usage, stop: str | None = None) -> bytes:  # noqa: ARG002
         """The events that close what is open, and the whole response."""
         pieces = [] if self._reader is None else self._reader.finish()
         rest = b"".join(map(self._piece, pieces))

@@ -46,6 +46,8 @@ def test_a_stream_is_the_text_cut_at_the_first_stop(ids: list[int], stops: tuple
     # once stopped, always stopped and silent
     seen = [delta.stopped for delta in deltas]
     assert seen == sorted(seen)
+    for delta in deltas:
+        assert delta.stop is None or (delta.stop in stops and (cut is None or whole.startswith(delta.stop, cut)))
     assert not any(delta.text for delta in deltas[seen.count(False) + 1 :])
 
 

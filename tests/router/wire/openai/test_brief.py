@@ -16,6 +16,7 @@ from router.upstream.http.silence import LostNews
 from router.upstream.http.transport import Response
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.prompt import ChatPrompt, Message
+from router.values.sampling import SamplingParams
 from router.values.tool_calls import CLOSE, OPEN, Tool, Tools
 from router.wire.openai.brief import BriefEncoder
 from router.wire.openai.calls import AnswerCalls
@@ -52,8 +53,10 @@ def sent(chunks: list[TokenChunk], of: Encoder) -> list[bytes]:
     return [*pieces, events.close(events.usage)]
 
 
-async def read(pieces: list[bytes], *, tools: bool = False) -> list[TokenChunk]:
-    request = ask(prompt=ChatPrompt((Message("user", "hi"),), TOOLS if tools else None))
+async def read(pieces: list[bytes], *, tools: bool = False, stop: tuple[str, ...] = ()) -> list[TokenChunk]:
+    request = ask(
+        prompt=ChatPrompt((Message("user", "hi"),), TOOLS if tools else None), sampling=SamplingParams(stop=stop)
+    )
     call = UpstreamRequest(request, "m", "upstream", context_tokens=4096, rtt_s=0.0)
     stream = OpenStream(cast("Response", Arrived(pieces)), call, LostNews())
     found: list[TokenChunk] = []
@@ -98,6 +101,31 @@ async def test_calls_of_tools_are_too(said: str) -> None:
     assert "".join(chunk.text for chunk in brief) == "".join(chunk.text for chunk in whole)
     assert [chunk.tokens for chunk in brief] == [chunk.tokens for chunk in whole]
     assert "weather" in "".join(chunk.text for chunk in brief)
+
+
+@pytest.mark.parametrize("brief", [False, True])
+@pytest.mark.parametrize("told", ["END", "something else"])
+async def test_which_stop_string_ended_an_answer_is_told_and_believed_where_it_was_asked_for(
+    brief: bool, told: str
+) -> None:
+    chunks = [TokenChunk("a"), TokenChunk("b", 1, FinishReason.STOP, stop=told)]
+    found = await read(sent(chunks, encoder(brief=brief)), stop=("x", "END"))
+    assert [chunk.stop for chunk in found] == [*([None] * (len(found) - 1)), "END" if told == "END" else None]
+
+
+@pytest.mark.parametrize(
+    ("choice", "stop"),
+    [
+        ('"stop_reason":"END"', "END"),
+        ('"matched_stop":"x"', "x"),
+        ('"matched_stop":2', None),
+        ('"stop_reason":[]', None),
+    ],
+)
+async def test_it_is_read_in_the_words_of_vllm_and_of_sglang(choice: str, stop: str | None) -> None:
+    event = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop",' + choice + "}]}\n\n"
+    (last,) = await read([event.encode(), b"data: [DONE]\n\n"], stop=("x", "END"))
+    assert (last.text, last.stop) == ("a", stop)
 
 
 def test_a_token_takes_an_eighth_of_the_bytes() -> None:

@@ -56,6 +56,14 @@ def test_a_text_stream_has_the_shape_clients_expect() -> None:
     assert last["usage"]["total_tokens"] == 5
 
 
+def test_the_stop_string_that_ended_an_answer_is_told_where_there_was_one() -> None:
+    encoder = EventEncoder(HEAD, include_usage=False, running_usage=False)
+    (last,) = events(encoder.finish(FinishReason.STOP, Usage(1, 1), 'E"'))
+    assert (last["choices"][0]["finish_reason"], last["choices"][0]["stop_reason"]) == ("stop", 'E"')
+    body = orjson.loads(encode_body(HEAD, [Choice("a", FinishReason.STOP, stop='E"')], Usage(1, 1)))
+    assert body["choices"][0]["stop_reason"] == 'E"'
+
+
 def test_whole_bodies() -> None:
     body = orjson.loads(encode_body(HEAD, [Choice("hi", FinishReason.STOP)], Usage(2, 1)))
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi", "refusal": None}
