@@ -90,6 +90,14 @@ CLIENTS: tuple[Client, ...] = (
         "openai",
     ),
     Client(
+        "autogen",
+        "AutoGen",
+        "autogen_agents.py",
+        Venv("autogen", ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5")),
+        "openai",
+    ),
+    Client("crewai", "CrewAI", "crewai_crews.py", Venv("crewai", ("crewai==1.15.30",)), "openai"),
+    Client(
         "outlines", "Outlines", "outlines_sdk.py", Venv("outlines", ("outlines==1.3.3", "openai==2.54.0")), "openai"
     ),
     Client("llm", "llm (CLI)", "llm_cli.py", Venv("llm", ("llm==0.36",)), "openai"),

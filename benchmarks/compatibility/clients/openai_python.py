@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import openai_chats  # noqa: F401
+import openai_guided  # noqa: F401
 import openai_structured  # noqa: F401
 import openai_surface  # noqa: F401
 from openai_sdk import checks
