@@ -2,11 +2,13 @@
 
 W8A8: the weight is int8 with a scale for each output channel, rounded once and packed for this CPU; the input is
 rounded anew in every step with a scale for each token, so no token's answer depends on its company. Products are summed
-in int32 and scaled back in float32.
+in int32 and scaled back in float32. CPUs without VNNI first add two of them in 16 bits, which hold 255 · 64 twice, but
+not 255 · 127: there the weight is rounded to 7 bits.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +20,7 @@ from cloud_tier.engine.rotate import hadamard, hadamard_block
 from router.base.errors import ConfigError
 
 _LARGEST = 127.0
+_LARGEST_IN_PAIRS = 64.0  # of a weight, where two products are added in 16 bits: 2 · 255 · 64 fits, 65 does not
 _TOP = torch.tensor(_LARGEST)  # a Python number is made into a tensor at each use
 _SMALLEST = 1e-12  # a token whose inputs are all smaller is taken for 0
 _MIDDLE = 128  # oneDNN's fast kernels take unsigned inputs: zero is stored as this
@@ -112,15 +115,15 @@ class Int8Linear:
         turn = hadamard(hadamard_block(weight.shape[1])) if turned else None
         if turn is not None:
             weight = _turned(weight, turn)
-        scales = weight.abs().amax(dim=1).clamp_min_(torch.finfo(torch.float32).tiny) / _LARGEST
-        rounded = (weight / scales.unsqueeze(1)).round_().to(torch.int8)
         try:
-            packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+            largest = largest_weight()
         except (AttributeError, RuntimeError) as error:
             raise ConfigError(
                 f"dtype = 'int8' needs torch with oneDNN, and this one has none ({error}); set dtype = 'float32'",
                 param="models.dtype",
             ) from error
+        scales = weight.abs().amax(dim=1).clamp_min_(torch.finfo(torch.float32).tiny) / largest
+        packed = torch.ops.onednn.qlinear_prepack((weight / scales.unsqueeze(1)).round_().to(torch.int8), None)
         zeros = torch.zeros(len(scales), dtype=torch.int64)
         width = weight.shape[1]
         floor = None if eps is None else torch.tensor(math.sqrt(width * eps))
@@ -141,6 +144,20 @@ class Int8Linear:
             largest /= torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         product *= largest
         return product if self.bias is None else product.add_(self.bias)
+
+
+@functools.cache
+def largest_weight() -> float:
+    """Return the largest rounded weight whose products this CPU sums exactly: 127, or 64 where it adds them in pairs.
+
+    Found by such a product, since who knows which instructions a build of torch takes on which CPU.
+    """
+    width = 64
+    packed = torch.ops.onednn.qlinear_prepack(torch.full((1, width), int(_LARGEST), dtype=torch.int8), None)
+    ones, zeros = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    top = torch.full((1, width), 2 * _MIDDLE - 1, dtype=torch.uint8)
+    found = _qlinear(top, 1.0, _MIDDLE, packed, ones, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    return _LARGEST if found.item() == width * _LARGEST * (_MIDDLE - 1) else _LARGEST_IN_PAIRS
 
 
 def _turned(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:

@@ -261,7 +261,7 @@ class _ModelGraph:
         scale = w.constant(f"{name}.input_scale", np.array(quant.input_scale, np.float32))
         q = w.add("QuantizeLinear", [x, scale, zero], f"{name}.input_q")
         dq = w.add("DequantizeLinear", [q, scale, zero], f"{name}.input_dq")
-        zeros = w.constant(f"zero_points_{len(quant.scale)}", np.zeros(len(quant.scale), np.int8))
+        zeros = w.constant(f"{name}.zero_points", np.zeros(len(quant.scale), np.int8))
         parts = [w.constant(f"{name}.weight", quant.values), w.constant(f"{name}.scale", quant.scale), zeros]
         return w.add("MatMul", [dq, w.add("DequantizeLinear", parts, f"{name}.weight_dq", axis=1)], name)
 

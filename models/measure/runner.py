@@ -27,7 +27,7 @@ Feeds = dict[str, npt.NDArray[Any]]
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """Like the edge runtime's: no memory kept for shapes gone by; threads wait a moment for the next operator."""
+    """Like the edge runtime's: no memory kept for shapes gone by; threads wait for the next operator; exact sums."""
     import onnxruntime  # noqa: PLC0415 - heavy, and only this room needs it
 
     options = onnxruntime.SessionOptions()
@@ -40,6 +40,7 @@ def session_options(threads: int) -> onnxruntime.SessionOptions:
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+    options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -60,3 +64,18 @@ def test_a_rotation_is_orthogonal(width: int) -> None:
 def test_hadamard_matrices_are_their_own_inverse() -> None:
     assert [hadamard_block(width) for width in (1536, 100, 7)] == [64, 4, 1]
     torch.testing.assert_close(hadamard(16) @ hadamard(16), torch.eye(16))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("instructions", ["SSE41", "AVX2", "AVX512_CORE", "DEFAULT"])
+def test_no_sum_saturates_on_any_cpu(instructions: str) -> None:
+    """CPUs without VNNI add two products in 16 bits; `ONEDNN_MAX_CPU_ISA` makes this one of them."""
+    command = """
+import torch
+from cloud_tier.engine.linear import Int8Linear
+for sign in (1.0, -1.0):
+    weight, x = sign * torch.ones(8, 64), torch.ones(3, 64)
+    torch.testing.assert_close(Int8Linear.pack(weight)(x), x @ weight.T)
+"""
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
+    subprocess.run([sys.executable, "-c", command], env=env, check=True, timeout=300)

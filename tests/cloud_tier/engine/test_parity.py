@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cloud_tier.engine import rows
+from cloud_tier.engine.linear import largest_weight
 from cloud_tier.engine.speculation import NgramIndex, Speculation
 from router.base.errors import ConfigError
 from router.values.sampling import SamplingParams
@@ -160,7 +161,8 @@ def test_int8_is_close(name: str, folder: Path) -> None:
     for bench in (exact, rounded):
         bench.add(0, prompt(60), 1)
         bench.run()
-    assert torch.nn.functional.cosine_similarity(exact.logits[0], rounded.logits[0]).item() > 0.995
+    least = 0.995 if largest_weight() == 127 else 0.98  # weights of 7 bits, where the CPU sums no others exactly
+    assert torch.nn.functional.cosine_similarity(exact.logits[0], rounded.logits[0]).item() > least
 
 
 def test_int8_on_a_gpu_is_refused(llama: Path) -> None:

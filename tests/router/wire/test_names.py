@@ -262,8 +262,6 @@ OTHERS = [
     "plugins",
     "include_reasoning",
     "request_id",
-    "kv_transfer_params",
-    "vllm_xargs",
     "cache_salt",
     "location",
     "max_quality",
