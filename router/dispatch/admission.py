@@ -23,7 +23,7 @@ class Admission:
     """One tier's credits; its dispatcher tells it of waits and answers.
 
     Args:
-        load: a snapshot of every replica.
+        load: a snapshot of every replica that does not lead back to the instance named.
         queue: who waits in the tier.
     """
 
@@ -32,7 +32,7 @@ class Admission:
         settings: RouterSettings,
         signals: Signals,
         clock: Clock,
-        load: Callable[[], Sequence[ReplicaSnapshot]],
+        load: Callable[[str], Sequence[ReplicaSnapshot]],
         queue: RequestQueue,
     ) -> None:
         self._settings = settings
@@ -51,11 +51,11 @@ class Admission:
         """Say what an instance of a tier below may send from now on; None sets no limit."""
         if not self._settings.credits.enabled:
             return None
-        return self._issuer.ask(asker, want, self.room())
+        return self._issuer.ask(asker, want, self.room(asker.instance))
 
     def charge(self, asker: Asker) -> Callable[[], None]:
         """A request of an instance has come. Call the result if it is refused before it cost anything."""
-        batch = self._issuer.used(asker)
+        batch = self._issuer.used(asker) if self._settings.credits.enabled else None
         return _nothing if batch is None else partial(self._issuer.returned, asker, batch)
 
     def want(self) -> Want:
@@ -66,11 +66,11 @@ class Admission:
         leave = [objective for objective in objectives if objective.locality is not Locality.LOCAL_ONLY]
         return Want(len(leave), sum(objective.priority > 0 for objective in leave))
 
-    def room(self) -> Room:
-        """Return what the replicas can take; those of one device share its slots."""
+    def room(self, asker: str = "") -> Room:
+        """Return what the replicas can take that do not lead back to `asker`; those of one device share its slots."""
         slots: Counter[str] = Counter()
         occupied: Counter[str] = Counter()
-        for snapshot in self._load():
+        for snapshot in self._load(asker):
             if snapshot.available and not self._signals.health.of(snapshot).code:
                 device = snapshot.info.device_key
                 slots[device] = max(slots[device], snapshot.slots)

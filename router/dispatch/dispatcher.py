@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import final
 
@@ -46,13 +46,13 @@ from router.signals.latency import LatencyModel
 from router.signals.length import LengthModel
 from router.signals.signals import Signals
 from router.tracing.sink import TraceSink
-from router.upstream.source import SourceHooks
+from router.upstream.source import SourceHooks, new_instance
 from router.values.answer import Answer
-from router.values.readiness import Readiness
-from router.values.replica import Replica, ReplicaInfo, ReplicaSnapshot, Unreached, holds_up
+from router.values.replica import Replica, ReplicaInfo, Unreached, holds_up, reach_of
 from router.values.request import InferenceRequest, Locality, Outcome
 from router.values.settings import RouterSettings
-from router.values.status import RouterStatus, Tally
+from router.values.status import RouterStatus
+from router.wire.reach import Reach, beyond
 
 log = structlog.get_logger("router")
 
@@ -62,6 +62,9 @@ _HEDGED_ATTEMPTS = 2  # a hedge takes one attempt out of the request's budget
 @final
 class Dispatcher:
     """Use as `async with`; `start` is the one entry for requests. All of it runs on one event loop.
+
+    Attributes:
+        instance: what this start of the tier calls itself towards others.
 
     Args:
         replicas: what may serve; `set_replicas` changes it at any time.
@@ -83,11 +86,13 @@ class Dispatcher:
         seed: int | None = None,
     ) -> None:
         self._traces = traces
+        self.instance = new_instance()
         self.settings = settings
         self.clock = clock or MonotonicClock()
         self.telemetry = telemetry or Telemetry()
         self.alarms = Alarms(self.clock)
         self._outcomes = Outcomes(self.telemetry, self.clock, decisions, traces)
+        self.tallies = self._outcomes.tallies
         self._signals = Signals(
             LatencyModel(self.clock),
             LengthModel(settings.expected_answer_tokens),
@@ -99,6 +104,7 @@ class Dispatcher:
         self._hedges = HedgeBudget()
         self._self_tests = SelfTests(settings, self.clock, self.alarms, self.telemetry, self.capacity_changed)
         self._probes = CanaryProbes(self._signals.canaries, self.clock, self.alarms, lambda: self._binder.pool.replicas)
+        self.load = self._binder.pool.load
         self.admission = Admission(settings, self._signals, self.clock, self.load, self._binder.queue)
         self._feedback = Feedback(
             self._signals,
@@ -109,6 +115,7 @@ class Dispatcher:
             clock=self.clock,
         )
         self._board = StatusBoard(self._binder, self._signals)
+        self.readiness = self._board.readiness
         self._log = DecisionLog(settings.decision_log)
         self._closed = False
         self._left_alone: set[str] = set()
@@ -234,6 +241,7 @@ class Dispatcher:
             probe_failed=self.probe_failed,
             want=self.admission.want,
             misses_to_be_lost=lambda: self.settings.breaker.failures,
+            instance=self.instance,
         )
 
     def tell_of_waiting(self, listener: Callable[[], None]) -> None:
@@ -250,9 +258,9 @@ class Dispatcher:
         """Name the sources of which nothing is known yet, and why; empty where no request of `locality` may go."""
         return "; ".join(f"{source.who}: {source.text}" for source in self._binder.unreached(locality))
 
-    def load(self) -> list[ReplicaSnapshot]:
-        """Return a snapshot of every replica; what waits in this tier's own queue is `waiting`."""
-        return [replica.snapshot() for replica in self._binder.pool.replicas.values()]
+    def reach(self) -> Reach:
+        """Return the tiers that requests may come to from here, this one included."""
+        return beyond(self.instance, map(reach_of, self._binder.pool.replicas.values()))
 
     def step_s(self, info: ReplicaInfo, batch: int, slots: int) -> float:
         """Return the seconds of one decode step of so many sequences on a replica, by what was learnt of it."""
@@ -263,14 +271,6 @@ class Dispatcher:
         for replica in self._binder.pool.replicas.values():
             if (holder := holds_up(replica)) is not None:
                 holder.limit_lines(lines)
-
-    def tallies(self) -> Mapping[tuple[str, str], Tally]:
-        """Return what each variant of each tier has done since the start."""
-        return self._outcomes.tallies()
-
-    def readiness(self) -> Readiness:
-        """Return whether any replica could take a request now."""
-        return self._board.readiness()
 
     def status(self) -> RouterStatus:
         """Return what an operator is told of the router and its replicas."""

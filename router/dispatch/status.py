@@ -43,9 +43,9 @@ class StatusBoard:
             unreached=tuple(_unreached(source) for source in self._binder.pool.sources()),
         )
 
-    def readiness(self) -> Readiness:
-        """Return whether any replica could take a request now."""
-        return readiness_of(self._binder.pool)
+    def readiness(self, asker: str = "") -> Readiness:
+        """Return whether any replica could take a request now, of those that do not lead back to `asker`."""
+        return readiness_of(self._binder.pool, asker)
 
     def watch(self, telemetry: Telemetry) -> None:
         """Register the gauges; each has a value from the start, since an autoscaler takes none for a failure."""

@@ -23,6 +23,7 @@ from router.values.replica import ReplicaInfo, ReplicaSnapshot
 from router.values.repository import Repository
 from router.values.request import InferenceRequest, Locality
 from router.values.status import NO_GPU_READINGS, GpuReadings, RouterStatus, Tally
+from router.wire.reach import Reach
 
 if TYPE_CHECKING:
     from router.jobs.jobs import Jobs  # SQLAlchemy: only who keeps jobs pays for it
@@ -102,8 +103,12 @@ class Dispatch(Protocol):
         """Return why a recent request of this caller, or of any where that is None, went where it went."""
         ...
 
-    def load(self) -> Sequence[ReplicaSnapshot]:
-        """Return a snapshot of every replica."""
+    def load(self, asker: str = "") -> Sequence[ReplicaSnapshot]:
+        """Return a snapshot of every replica, but of those that lead back to the tier that goes by `asker`."""
+        ...
+
+    def reach(self) -> Reach:
+        """Return the tiers that requests may come to from here, this one included."""
         ...
 
     @property
@@ -115,8 +120,8 @@ class Dispatch(Protocol):
         """Return what each variant of each tier has done since the start, by tier and variant."""
         ...
 
-    def readiness(self) -> Readiness:
-        """Return whether any replica could take a request now."""
+    def readiness(self, asker: str = "") -> Readiness:
+        """Return whether any replica could take a request now, of those that do not lead back to `asker`."""
         ...
 
     def status(self) -> RouterStatus:

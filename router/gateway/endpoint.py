@@ -348,16 +348,19 @@ def draining_or_starting(deps: GatewayDeps) -> Unavailable | None:
     return Unavailable(f"this tier takes no requests now: {why}", retry_after_s=retry_after_s)
 
 
-def not_ready(deps: GatewayDeps) -> Unavailable | None:
+def not_ready(deps: GatewayDeps, asker: str = "") -> Unavailable | None:
     """Return what probes are told of a tier that could answer no request now.
 
     Requests are taken all the same, unless it starts or drains: one may be kept for later, or answered from a cache,
     and each is told for itself who is away.
+
+    Args:
+        asker: the instance of the tier that asks: what leads back to it does not count.
     """
     refusal = draining_or_starting(deps)
     if refusal is not None:
         return refusal
-    readiness = deps.dispatcher.readiness()
+    readiness = deps.dispatcher.readiness(asker)
     if readiness.ready:
         return None
     retry_after_s = max(readiness.back_in_s, deps.limits.retry_after_s)

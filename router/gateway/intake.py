@@ -76,31 +76,32 @@ class Intake:
         """Return a handler of requests that may be deferred, where the tier keeps them and their caller allows it."""
         return handler if self._deferral is None else self._deferral.around(handler)
 
-    def load(self, context: RequestContext) -> wire_load.LoadReport:
+    def load(self, context: RequestContext, asker: Asker | None) -> wire_load.LoadReport:
         """Return the tier's load as its caller may know it, and what it may send here if it is an instance that asks.
 
         Where keys are needed, nothing is told to those without, and of models what a tenant may see.
         """
-        asker = self._asker(context)
         want: Want | None = None
         try:
             want = wire_credits.read_want(context.headers)
         except wire_credits.UnreadableCredits:
             self.metrics.credit_headers_unreadable.inc()
             want = NOTHING_WANTED
-        report = self._load_for(context)
+        report = self._load_for(context, asker)
         if asker is None or want is None:
             return report
         return replace(report, grant=self.deps.dispatcher.admission.grant(asker, want))
 
-    def _load_for(self, context: RequestContext) -> wire_load.LoadReport:
+    def _load_for(self, context: RequestContext, asker: Asker | None) -> wire_load.LoadReport:
         deps, caller = self.deps, context.caller
         if not (context.known or deps.tenancy.directory.open):
             return wire_load.summarise((), kv_usage=None, waiting=0)
-        seen = [load for load in deps.dispatcher.load() if caller.may_use(load.info.variant)]
+        found = deps.dispatcher.load("" if asker is None else asker.instance)
+        seen = [load for load in found if caller.may_use(load.info.variant)]
         return wire_load.summarise(seen, kv_usage=deps.kv_usage(), waiting=deps.dispatcher.waiting)
 
-    def _asker(self, context: RequestContext) -> Asker | None:
+    def asker(self, context: RequestContext) -> Asker | None:
+        """Return which tier below asks, None where it does not say, or has no key where one is needed."""
         if not context.known:
             return None
         try:
@@ -297,7 +298,7 @@ class Intake:
 
     async def _dispatched(self, context: RequestContext, request: InferenceRequest) -> Answer:
         """Have a request answered by a replica; a credit of its instance pays for it, unless it is refused."""
-        asker = self._asker(context)
+        asker = self.asker(context)
         give_back = self.deps.dispatcher.admission.charge(asker) if asker is not None else None
         try:
             return await self.deps.dispatcher.start(request)
@@ -364,7 +365,7 @@ class Intake:
             lines.append((wire_names.CACHE, answer.cache))
         lines.append(("server-timing", ", ".join([f"{name};dur={ms:.2f}" for name, ms in context.timings_ms])))
         if wire_load.FORMAT_HEADER in context.headers:
-            lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context))))
+            lines.append((wire_load.HEADER, wire_load.encode_orca(self.load(context, self.asker(context)))))
         return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
@@ -14,6 +14,7 @@ from router.gateway.errors import Reply
 from router.gateway.generation import Generation
 from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
+from router.values.replica import ReplicaInfo
 from router.values.request import ApiRequest
 from router.wire.openai.chat import CHAT_BODY, decode_chat
 from router.wire.openai.completion import COMPLETION_BODY, decode_completion
@@ -70,6 +71,15 @@ class OpenAIRoutes:
                 return json_reply(orjson.dumps(card))
         raise self._intake.not_served(context, wanted, [str(card["id"]) for card in cards])
 
+    def _infos(self, context: RequestContext) -> Sequence[ReplicaInfo]:
+        """Return all replicas, but to a tier that asks those alone that do not lead back to it."""
+        infos, asker = self._deps.models(), self._intake.asker(context)
+        if asker is None:
+            return infos
+        load = self._deps.dispatcher.load
+        back = {seen.info for seen in load()} - {seen.info for seen in load(asker.instance)}
+        return [info for info in infos if info not in back]
+
     def _cards(self, context: RequestContext) -> list[dict[str, object]]:
-        cards = model_cards(self._deps.models(), self._created_s)
+        cards = model_cards(self._infos(context), self._created_s)
         return [card for card in cards if context.caller.may_use(str(card["id"]))]

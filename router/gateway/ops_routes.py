@@ -18,6 +18,8 @@ from router.gateway.tenant_routes import require_monitor
 from router.tenants.tenant import Role
 from router.values.status import TierStatus, encode
 from router.wire import load as wire_load
+from router.wire.names import REACH
+from router.wire.reach import encode_reach
 
 _READINESS = ("/health/ready", "/health", "/ping")
 
@@ -54,14 +56,17 @@ class OpsRoutes:
 
     async def _ready(self, context: RequestContext) -> Reply:
         """Readiness, always with the load report: the tier below polls this page."""
-        report = (wire_load.HEADER, wire_load.encode_orca(self._intake.load(context)))
-        refusal = not_ready(self._deps)
+        asker = self._intake.asker(context)
+        headers = [(wire_load.HEADER, wire_load.encode_orca(self._intake.load(context, asker)))]
+        if asker is not None:
+            headers.append((REACH, encode_reach(self._deps.dispatcher.reach())))
+        refusal = not_ready(self._deps, "" if asker is None else asker.instance)
         if refusal is None:
             page: dict[str, object] = {"status": "ready", "tier": self._deps.tier}
             notices = list(self._deps.notices())
-            return Reply(orjson.dumps({**page, "notices": notices} if notices else page), headers=[report])
+            return Reply(orjson.dumps({**page, "notices": notices} if notices else page), headers=headers)
         reply = render_error(refusal, context.dialect)
-        reply.headers.append(report)
+        reply.headers.extend(headers)
         return reply
 
     async def _show_version(self, context: RequestContext) -> Reply:  # noqa: ARG002

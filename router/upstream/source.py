@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
@@ -22,6 +23,11 @@ def _nothing_wanted() -> Want:
     return NOTHING_WANTED
 
 
+def new_instance() -> str:
+    """Return a name for this start of a tier: it names no hardware."""
+    return secrets.token_hex(16)
+
+
 def _nobody(*_: object) -> None:
     """Nobody listens."""
 
@@ -37,6 +43,7 @@ class SourceHooks:
         want: asked for how many requests wait that may go upstream: what credits are asked for.
         misses_to_be_lost: asked for how many probes in a row have to fail before a server counts as unreachable:
             `router.breaker.failures`.
+        instance: what this tier calls itself towards tiers above.
     """
 
     on_change: Callable[[], None] = _nobody
@@ -44,6 +51,7 @@ class SourceHooks:
     probe_failed: Callable[[str, str], None] = _nobody
     misses_to_be_lost: Callable[[], int] = _default_misses
     want: Callable[[], Want] = _nothing_wanted
+    instance: str = field(default_factory=new_instance)
 
 
 class ReplicaSource(Protocol):

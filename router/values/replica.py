@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, cast, final
 
@@ -223,6 +223,19 @@ class Pushes(Protocol):
 def pushes(replica: Replica) -> Pushes | None:
     """Return a replica that `Pushes` as that. For each attempt: `isinstance` of a protocol takes 10 µs."""
     return cast("Pushes", replica) if hasattr(replica, "push") else None
+
+
+class LeadsOn(Protocol):
+    """A replica of another tier, which may have tiers above it."""
+
+    def reach(self) -> Mapping[str, int]:
+        """Return the instances of tiers that requests may come to through it, with the links to each from there."""
+        ...
+
+
+def reach_of(replica: Replica) -> Mapping[str, int]:
+    """Return what a replica that `LeadsOn` tells; nothing of any other."""
+    return cast("LeadsOn", replica).reach() if hasattr(replica, "reach") else {}
 
 
 class HoldsUp(Protocol):

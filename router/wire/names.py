@@ -41,6 +41,7 @@ REASON = "x-overspill-reason"
 DEGRADED = "x-overspill-degraded"
 PREDICTED_TTFT = "x-overspill-predicted-ttft-ms"
 MAX_TOKENS = "x-overspill-max-tokens"
+REACH = "x-overspill-reach"
 
 REPLY_NAMES = (TIER, MODEL, RUNG, REASON, DEGRADED, PREDICTED_TTFT, MAX_TOKENS)
 

@@ -236,10 +236,13 @@ class FakeDispatcher:
             return None
         return Decision(request_id=request_id, model=made[0].model, prompt_tokens=1, policy="p", objective=AskedFor())
 
-    def load(self) -> list[ReplicaSnapshot]:
+    def load(self, asker: str = "") -> list[ReplicaSnapshot]:
         return self.snapshots or [ReplicaSnapshot(info, available=True, slots=4, running=1) for info in INFOS]
 
-    def readiness(self) -> Readiness:
+    def reach(self) -> dict[str, int]:
+        return {"fake-instance": 0}
+
+    def readiness(self, asker: str = "") -> Readiness:
         seen = self.load()
         if any(replica.available for replica in seen):
             return READY

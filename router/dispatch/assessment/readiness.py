@@ -8,17 +8,22 @@ from router.values.readiness import READY, Readiness
 from router.values.replica import ReplicaSnapshot
 
 
-def readiness_of(pool: Pool) -> Readiness:
+def readiness_of(pool: Pool, asker: str = "") -> Readiness:
     """Return whether a replica that the tier's policy may choose calls itself available.
 
     Breakers do not count: they are about single requests, and open and close by themselves within seconds.
+
+    Args:
+        asker: the instance of the tier that asks: what leads back to it does not count.
     """
-    found = [replica.snapshot() for replica in pool.replicas.values()]
+    found = pool.load(asker)
     able = [seen for seen in found if within(pool.locality, seen.info)]
     if any(seen.available for seen in able):
         return READY
     told = [_why(seen) for seen in able]  # without names of models: anybody may ask
     told += [f"{source.who}: {source.text}" for source in pool.sources() if source.within(pool.locality)]
+    if not found and pool.replicas:
+        return Readiness("all that is behind leads back to the tier that asks")
     if not told and found:
         told = [f"the policy `{pool.settings.policy}` keeps to {pool.locality.value}, and no replica is there"]
     back_in_s = min((seen.back_in_s for seen in able if seen.back_in_s > 0), default=0.0)

@@ -23,7 +23,7 @@ from router.dispatch.replicas.served import Part, Served, Sides, other_model
 from router.dispatch.replicas.view import ReplicaView, relate
 from router.signals.canary import CanaryState
 from router.signals.signals import Signals
-from router.values.replica import Replica, ReplicaSnapshot, Unreached
+from router.values.replica import Replica, ReplicaSnapshot, Unreached, reach_of
 from router.values.request import InferenceRequest, Locality
 from router.values.settings import RouterSettings
 from router.values.situation import Situation
@@ -123,6 +123,11 @@ class Pool:
         self._turns = list(self._devices)
         self._find_peers()
         self.changed()
+
+    def load(self, asker: str = "") -> list[ReplicaSnapshot]:
+        """Return a snapshot of every replica as it is now, but of those that lead back to the tier `asker`."""
+        seen = self.replicas.values()
+        return [replica.snapshot() for replica in seen if not asker or asker not in reach_of(replica)]
 
     def _find_peers(self) -> None:
         """Group the replicas of a tier that has many, those of each deployment of a canary for themselves."""

@@ -73,6 +73,7 @@ class UpstreamContext(Protocol):
     link: Link
     credits: CreditAccount
     facts: ReplicaFacts
+    reach: Mapping[str, int]
 
     @property
     def who(self) -> str:
@@ -188,6 +189,10 @@ class UpstreamReplica:
     def facts(self) -> ReplicaFacts:
         """See `router.values.status.TellsFacts`."""
         return self._tier.facts
+
+    def reach(self) -> Mapping[str, int]:
+        """See `router.values.replica.LeadsOn`."""
+        return self._tier.reach
 
     def generate(
         self, request: InferenceRequest, fields: Mapping[str, object] | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import asyncio
 import random
-import secrets
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
 from router.values.status import NO_FACTS
 from router.wire import load as wire_load
+from router.wire.reach import Reach
 
 if TYPE_CHECKING:
     from router.signals.link import Link
@@ -86,6 +86,7 @@ class PolledServer(abc.ABC):
 
     Attributes:
         facts: what an operator is told of it beside its load; set by its kind.
+        reach: the tiers that it leads to, itself included; nothing where it is none.
 
     Args:
         base_url: of the server; also the `endpoint` of its replicas.
@@ -114,9 +115,9 @@ class PolledServer(abc.ABC):
         self.condition = Condition()
         self.lost = LostNews()
         self.facts = NO_FACTS
-        self.instance = secrets.token_hex(16)  # of this start: it names no hardware
+        self.reach: Reach = {}
         self._options = options or ServerOptions()
-        draw = random.Random(self.instance)  # noqa: S311 - spreads polls, hides nothing
+        draw = random.Random()  # noqa: S311 - spreads polls, hides nothing
         self.credits = CreditAccount(clock, draw)
         often_s, idle_s = self._options.poll_interval_s, self._options.idle_poll_interval_s
         self._schedule = PollSchedule(often_s, clock, self.credits, draw, idle_s)
@@ -314,13 +315,13 @@ class PolledServer(abc.ABC):
         """
         return await ask(self._probe_client, method, path, **more)
 
-    async def _models(self) -> bytes:
+    async def _models(self, headers: Sequence[tuple[str, str]] = ()) -> bytes:
         """Return what `GET /v1/models` says.
 
         Raises:
             httpx.HTTPError: it says nothing.
         """
-        reply = await self._get("/v1/models")
+        reply = await self._get("/v1/models", headers=headers)
         if reply.status_code in {401, 403}:
             raise httpx.HTTPError(f"it does not accept this tier's API key (HTTP {reply.status_code})")
         if reply.status_code != 200:

@@ -22,6 +22,8 @@ from router.values.request import InferenceRequest
 from router.values.status import ReplicaFacts
 from router.wire import credits as wire_credits
 from router.wire import load as wire_load
+from router.wire import names as wire_names
+from router.wire.reach import decode_reach
 
 IDLE_CONNECTION_S = 50.0
 """How long a connection to a tier is kept that nobody uses: a tier keeps it for 75 s, and proxies before it a minute.
@@ -56,7 +58,7 @@ class UpstreamTier(PolledServer):
             context_tokens=info.context_tokens,
             rtt_s=self.link.snapshot().rtt_s,
             packs=self.link.slow,
-            instance=self.instance if self.credits.limited else None,
+            instance=self._hooks.instance if self.credits.limited or len(self.reach) > 1 else None,
         )
 
     def learn(self, transfer: TransferSample) -> None:
@@ -83,15 +85,16 @@ class UpstreamTier(PolledServer):
         trace = HandshakeTrace(self.clock)
         began_s = self.clock.now_s()
         want = self._hooks.want()
-        asking = wire_credits.asking_headers(self.instance, want)
+        asking = wire_credits.asking_headers(self._hooks.instance, want)
         reply = await self._get("/health/ready", trace, asking)
         ended_s = self.clock.now_s()
         if reply.status_code not in {200, 503}:
             raise httpx.HTTPError(f"GET /health/ready: HTTP {reply.status_code}, is this an Overspill gateway?")
         self.link.observe_rtt(trace.handshake_s if trace.handshake_s is not None else ended_s - began_s)
         report = wire_load.decode_orca(reply.headers.get(wire_load.HEADER, ""))
+        self.reach = decode_reach(reply.headers.get(wire_names.REACH, ""))
         if self._due(changed=self._has_others(report)):
-            self._find(await self._models())
+            self._find(await self._models([(wire_names.INSTANCE, self._hooks.instance)] if self.reach else []))
         self.facts = ReplicaFacts(kind="overspill", kv_usage=None if report is None else report.kv_usage)
         if report is not None:
             self._report(report, began_s)
