@@ -1,8 +1,8 @@
-"""The HTTP surface of a tier: OpenAI, KServe V2 and operations on one ASGI application."""
+"""The HTTP surface of a tier: OpenAI, Anthropic, KServe V2 and operations on one ASGI application."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import structlog
@@ -34,6 +34,7 @@ from router.gateway.jobs.off import JobsOff
 from router.gateway.kserve.repository import RepositoryRoutes
 from router.gateway.kserve.routes import KServeRoutes
 from router.gateway.lost_paths import remedy
+from router.gateway.messages_routes import MessagesRoutes
 from router.gateway.metrics import GatewayMetrics
 from router.gateway.openai_routes import OpenAIRoutes
 from router.gateway.ops_routes import OpsRoutes
@@ -84,6 +85,7 @@ def create_app(deps: GatewayDeps) -> Gateway:
         OpenAIRoutes(intake),
         TokenRoutes(intake),
         ResponsesRoutes(intake),
+        MessagesRoutes(intake),
         EmbeddingsRoutes(intake),
         PassedRoutes(intake),
         KServeRoutes(intake),
@@ -131,9 +133,7 @@ def _http_error(request: Request, error: Exception) -> Response:
     }
     detail = str(getattr(error, "detail", "")) or f"{where}: HTTP {status}"
     found = known.get(status) or (InvalidRequest(detail) if status < 500 else OverspillError(detail))
-    reply = render_error(found, dialect_of(request.url.path))
-    lines = {**extra, **dict(reply.headers), REQUEST_ID: reply_id(lower_case(request.scope["headers"]))}
-    return Response(reply.body, status, headers=lines, media_type=reply.media_type)
+    return _reply(found, request, extra)
 
 
 def _paths(request: Request) -> list[str]:
@@ -142,6 +142,12 @@ def _paths(request: Request) -> list[str]:
 
 def _crash(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the server logs it
     """What no endpoint has caught. The caller is not told."""
-    reply = render_error(OverspillError("internal error; the log has the details"), dialect_of(request.url.path))
-    lines = {**dict(reply.headers), REQUEST_ID: reply_id(lower_case(request.scope["headers"]))}
+    return _reply(OverspillError("internal error; the log has the details"), request, {})
+
+
+def _reply(error: OverspillError, request: Request, extra: Mapping[str, str]) -> Response:
+    headers = lower_case(request.scope["headers"])
+    request_id = reply_id(headers)
+    reply = render_error(error, dialect_of(request.url.path, headers), request_id)
+    lines = {**extra, **dict(reply.headers), REQUEST_ID: request_id}
     return Response(reply.body, reply.status, headers=lines, media_type=reply.media_type)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.base.errors import OverspillError, Unauthenticated
 from router.base.loopback import is_local_page, is_loopback
-from router.gateway.errors import Misdirected, dialect_of, render_error, send_reply
+from router.gateway.errors import Misdirected, send_error
 from router.tenants.settings import CERTIFICATE_HEADERS
 from router.tenants.tenancy import Tenancy
 from router.tenants.tenant import Caller
@@ -37,7 +37,9 @@ CERTIFICATE = "overspill.certificate"
 ADMITTED = "overspill.admitted"
 """Of a scope of `router.gateway.listener`: called when a request was let in; its connection has proved itself then."""
 
-_SAYS_WHO = frozenset({"authorization", wire_names.INSTANCE, *CERTIFICATE_HEADERS})
+_API_KEY = "x-api-key"
+"""What Anthropic's clients send their key in; the same keys, by the same rules."""
+_SAYS_WHO = frozenset({"authorization", _API_KEY, wire_names.INSTANCE, *CERTIFICATE_HEADERS})
 """Headers that tell who sends a probe."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 _FORWARDED = re.compile(r'(?:^|[;,])\s*(?:host|for)\s*=\s*(?:"([^"]*)"|([^;,\s]*))', re.IGNORECASE)
@@ -84,7 +86,7 @@ class Authentication:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008, "reason": refusal.message[:100]})
             else:
-                await send_reply(render_error(refusal, dialect_of(scope["path"])), headers, send)
+                await send_error(refusal, scope["path"], headers, send)
             return
         if ADMITTED in scope:
             scope[ADMITTED]()
@@ -118,20 +120,37 @@ def identify(
         certificate: the digest of the one that the connection itself has shown.
 
     Raises:
-        Unauthenticated: there are none, or none that is known.
+        Unauthenticated: there are none, none that is known, or two.
     """
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and key.strip():
-        found = tenancy.directory.by_key(key.strip().encode("latin-1", "replace"))  # the bytes as they were sent
+    key, param = _key_in(headers)
+    if key:
+        found = tenancy.directory.by_key(key.encode("latin-1", "replace"))  # the bytes as they were sent
         if found is None:
-            raise Unauthenticated("this API key is not known here", param="authorization")
+            raise Unauthenticated("this API key is not known here", param=param)
         return found
     found = tenancy.by_certificate(headers, peer)
     if found is None and certificate is not None:
         found = tenancy.directory.by_certificate(certificate)
     if found is None:
-        raise Unauthenticated("an API key is required: send `authorization: Bearer <key>`", param="authorization")
+        raise Unauthenticated(
+            "an API key is required: send `authorization: Bearer <key>` or `x-api-key: <key>`", param="authorization"
+        )
     return found
+
+
+def _key_in(headers: Mapping[str, str]) -> tuple[str, str]:
+    """Return the key of a request, empty without one, and the header that holds it.
+
+    Raises:
+        Unauthenticated: there are two: whose request it is would be a guess.
+    """
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    bearer, other = bearer.strip() if scheme.lower() == "bearer" else "", headers.get(_API_KEY, "")
+    if bearer and other and bearer != other:
+        raise Unauthenticated(
+            f"`authorization` and `{_API_KEY}` hold two different API keys: send one of them", param=_API_KEY
+        )
+    return (bearer, "authorization") if bearer else (other, _API_KEY)
 
 
 def _require_this_host(scope: Scope, headers: Mapping[str, str]) -> None:

@@ -175,12 +175,13 @@ class Gate(Protocol):
 def context_of(scope: Scope, room: BodyRoom) -> RequestContext:
     path: str = scope["path"]
     caller: Caller = scope.get(CALLER, NOBODY)
+    headers = headers_of(scope)
     return RequestContext(
         method=scope["method"],
         path=path,
-        headers=headers_of(scope),
+        headers=headers,
         params=scope.get("path_params", {}),
-        dialect=dialect_of(path),
+        dialect=dialect_of(path, headers),
         share=BodyShare(room, caller.digest),
         query=scope.get("query_string", b""),
         caller=caller,
@@ -253,14 +254,14 @@ class Endpoint:
             context.request_id = context.request_id or wire_headers.reply_id(context.headers)
             if isinstance(error, Refused) and context.stay is not None:
                 context.stay.give_back(error)
-            await self._send_reply(render_error(error, context.dialect), context, send)
+            await self._send_reply(_rendered(error, context), context, send)
             return False
         except ClientGone:
             self._metrics.disconnects.inc()
             return False
         except Exception:  # the task boundary here too: a bug, or a disk that is gone
             log.exception("request crashed", request_id=context.request_id)
-            await self._send_reply(render_error(internal_error(context.request_id), context.dialect), context, send)
+            await self._send_reply(_rendered(internal_error(context.request_id), context), context, send)
             return False
         context.accepted_at_s = self._deps.clock.now_s() - waited_s
         return True
@@ -304,10 +305,10 @@ class Endpoint:
                     context.stay.refused(error)
             if error.status >= 500 and not isinstance(error, Refused):
                 log.warning("request failed", request_id=context.request_id, code=error.code, error=error.message)
-            return render_error(error, context.dialect)
+            return _rendered(error, context)
         except Exception:  # the task boundary: a bug is logged with its trace and answered
             log.exception("request crashed", request_id=context.request_id)
-            return render_error(internal_error(context.request_id), context.dialect)
+            return _rendered(internal_error(context.request_id), context)
 
     async def _send_reply(self, reply: Reply, context: RequestContext, send: Send) -> None:
         self._metrics.responses.labels(self._name, str(reply.status)).inc()
@@ -333,6 +334,10 @@ class Endpoint:
                 pour = None
             piece = await pieces.next()
         await send({"type": "http.response.body", "body": piece})
+
+
+def _rendered(error: OverspillError, context: RequestContext) -> Reply:
+    return render_error(error, context.dialect, context.request_id)
 
 
 def internal_error(request_id: str | None) -> OverspillError:

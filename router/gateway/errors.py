@@ -11,6 +11,7 @@ from starlette.types import Send
 
 from router.base.errors import InvalidRequest, OverspillError, Refused, Unauthenticated
 from router.wire import headers, names
+from router.wire.anthropic import errors as anthropic
 from router.wire.openai.errors import encode_error
 
 JSON = "application/json"
@@ -64,12 +65,22 @@ class Dialect(enum.Enum):
 
     OPENAI = "openai"
     KSERVE = "kserve"
+    ANTHROPIC = "anthropic"
 
 
-def dialect_of(path: str) -> Dialect:
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_HEADER = "anthropic-version"
+"""What all clients of that API send: some of its paths are OpenAI's too."""
+
+
+def dialect_of(path: str, request_headers: Mapping[str, str]) -> Dialect:
+    """Return how the caller of a path reads errors; lower-case names of headers."""
     kserve = path == "/v2" or (path.startswith("/v2/") and path != "/v2/rerank")  # which is Cohere's
     ollama = path.startswith("/api/") and not path.startswith("/api/v1/")  # its clients show an `error` that is a text
-    return Dialect.KSERVE if kserve or ollama else Dialect.OPENAI
+    if kserve or ollama:
+        return Dialect.KSERVE
+    theirs = path == _ANTHROPIC_PATH or path.startswith(_ANTHROPIC_PATH + "/") or _ANTHROPIC_HEADER in request_headers
+    return Dialect.ANTHROPIC if theirs else Dialect.OPENAI
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -81,7 +92,7 @@ class Reply(msgspec.Struct, frozen=True):
     media_type: str = JSON
 
 
-def render_error(error: OverspillError, dialect: Dialect) -> Reply:
+def render_error(error: OverspillError, dialect: Dialect, request_id: str | None = None) -> Reply:
     """Return the reply for an error; a refusal always says when to come back."""
     lines: list[tuple[str, str]] = []
     if isinstance(error, Refused):
@@ -90,9 +101,23 @@ def render_error(error: OverspillError, dialect: Dialect) -> Reply:
         lines = [("www-authenticate", "Bearer")]
     elif isinstance(error, (BodyTooLarge, BodyTimeout)):
         lines = [("connection", "close")]  # the rest of the body is not read
-    kserve = dialect is Dialect.KSERVE
-    body = orjson.dumps({"error": error.message}) if kserve else encode_error(error)
+    if dialect is Dialect.ANTHROPIC:
+        body, lines = anthropic.encode_error(error, request_id), [*lines, *id_lines(request_id)]
+        return Reply(body=body, status=anthropic.status_of(error), headers=lines)
+    body = orjson.dumps({"error": error.message}) if dialect is Dialect.KSERVE else encode_error(error)
     return Reply(body=body, status=error.status, headers=lines)
+
+
+def id_lines(request_id: str | None) -> list[tuple[str, str]]:
+    """Return the request's id under the name that Anthropic's clients read, beside `x-request-id`."""
+    return [] if request_id is None else [("request-id", request_id)]
+
+
+async def send_error(error: OverspillError, path: str, request_headers: Mapping[str, str], send: Send) -> None:
+    """Send what a request is refused with before it reaches its endpoint."""
+    request_id = headers.reply_id(request_headers)
+    reply = render_error(error, dialect_of(path, request_headers), request_id)
+    await send_reply(reply, {names.REQUEST_ID: request_id}, send)
 
 
 async def send_reply(reply: Reply, request_headers: Mapping[str, str], send: Send) -> None:

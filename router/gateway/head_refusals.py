@@ -1,4 +1,7 @@
-"""What a connection itself answers where it does not take a request head; the bounds on such heads."""
+"""What a connection itself answers where it does not take a request head; the bounds on such heads.
+
+The body is an error to clients of OpenAI and of Anthropic: which of them asks is not known yet.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ _REASONS: Mapping[HeadStatus, bytes] = {
     503: b"Service Unavailable",
 }
 _BODIES: Mapping[HeadStatus, bytes] = {
-    400: b'{"error":{"message":"this is not an HTTP request","type":"invalid_request_error","param":null,'
-    b'"code":"invalid_request"}}',
-    408: b'{"error":{"message":"the request head did not arrive in time","type":"invalid_request_error",'
+    400: b'{"type":"error","error":{"message":"this is not an HTTP request","type":"invalid_request_error",'
+    b'"param":null,"code":"invalid_request"}}',
+    408: b'{"type":"error","error":{"message":"the request head did not arrive in time","type":"invalid_request_error",'
     b'"param":null,"code":"request_timeout"}}',
-    414: b'{"error":{"message":"the path and query of the request are longer than %d bytes",'
+    414: b'{"type":"error","error":{"message":"the path and query of the request are longer than %d bytes",'
     b'"type":"invalid_request_error","param":null,"code":"uri_too_long"}}' % MAX_TARGET_BYTES,
-    431: b'{"error":{"message":"the request head is larger than %d bytes","type":"invalid_request_error",'
-    b'"param":null,"code":"headers_too_large"}}' % MAX_HEAD_BYTES,
-    503: b'{"error":{"message":"too many connections are open","type":"unavailable_error","param":null,'
+    431: b'{"type":"error","error":{"message":"the request head is larger than %d bytes",'
+    b'"type":"invalid_request_error","param":null,"code":"headers_too_large"}}' % MAX_HEAD_BYTES,
+    503: b'{"type":"error","error":{"message":"too many connections are open","type":"unavailable_error","param":null,'
     b'"code":"unavailable"}}',
 }
 _COME_BACK = b"retry-after: 1\r\nretry-after-ms: 1000\r\n"

@@ -237,7 +237,7 @@ class Intake:
         attempts_left = wire_headers.attempts_left(context.headers)
         began = time.perf_counter()
         try:
-            size = await self._count(context, api_request)
+            size = await self.count(context, api_request)
         except ContextTooLong as error:
             raise self._perhaps_later(error, self.deps.dispatcher.unreached(objective.locality)) from error
         counted = time.perf_counter()
@@ -344,7 +344,8 @@ class Intake:
         self.metrics.priorities_lowered.inc()
         return replace(objective, priority=ceiling)
 
-    async def _count(self, context: RequestContext, api_request: ApiRequest) -> PromptSize:
+    async def count(self, context: RequestContext, api_request: ApiRequest) -> PromptSize:
+        """Return how long its prompt is; raises what `PromptCounter.count` does."""
         prompts = _with_continuation(api_request.prompt, api_request.continuation)
         size = sum(map(size_chars, prompts))
         if size < IN_THREAD_CHARS:

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 _STATELESS = "nothing is kept between calls here: send the whole conversation to /v1/chat/completions or /v1/responses"
 _OTHERS = (
     ("/api/", "Ollama's own API is not served: give an OpenAI client the base URL that ends in /v1"),
-    ("/v1/messages", "Anthropic's API is not served: give an OpenAI client the base URL that ends in /v1"),
+    ("/v1/messages/batches", "many requests in one file are run by /v1/batches, in OpenAI's form"),
+    ("/v1/messages/", "of Anthropic's API /v1/messages, /v1/messages/count_tokens and /v1/models are served"),
+    ("/v1/complete", "Anthropic's older API is not served: send the conversation to /v1/messages"),
     ("/v1/responses/input_tokens", "tokens are counted by /tokenize"),
     ("/v1/responses/compact", "conversations are not shortened here: send less of them"),
     ("/v1/responses/", _STATELESS),
@@ -29,6 +31,8 @@ def remedy(path: str, served: Iterable[str]) -> str:
         served: the paths that are, those with names in braces too.
     """
     asked, known = re.sub(r"/{2,}", "/", path).rstrip("/"), {each for each in served if "{" not in each}
+    if (told := dict(_OTHERS).get(asked)) is not None:
+        return told
     for meant in sorted((each for each in known if each.startswith("/v1/")), key=len, reverse=True):
         end = meant.removeprefix("/v1")
         base = asked.removesuffix(end)

@@ -10,12 +10,13 @@ import orjson
 from starlette.routing import BaseRoute, Route
 
 from router.gateway.endpoint import Endpoint, RequestContext, StreamReply, json_reply
-from router.gateway.errors import Reply
+from router.gateway.errors import Dialect, Reply, id_lines
 from router.gateway.generation import Generation
 from router.gateway.intake import Intake
 from router.gateway.media import plain_body, require_json
 from router.values.replica import ReplicaInfo
 from router.values.request import ApiRequest
+from router.wire.anthropic import models as anthropic
 from router.wire.openai.chat import CHAT_BODY, decode_chat
 from router.wire.openai.completion import COMPLETION_BODY, decode_completion
 from router.wire.openai.models import encode_models, model_cards
@@ -59,7 +60,10 @@ class OpenAIRoutes:
         return await Generation(self._intake, context, call, body).reply()
 
     async def _list_models(self, context: RequestContext) -> Reply:
-        """Families and variants that may be asked for."""
+        """Families and variants that may be asked for; in Anthropic's form to its clients (`anthropic-version`)."""
+        if context.dialect is Dialect.ANTHROPIC:
+            page = anthropic.encode_page(self._cards(context), context.query)
+            return Reply(page, headers=id_lines(context.request_id))
         return json_reply(encode_models(self._cards(context)))
 
     async def _show_model(self, context: RequestContext) -> Reply:
@@ -67,6 +71,8 @@ class OpenAIRoutes:
         wanted = context.params["model"]
         cards = self._cards(context)
         for card in cards:
+            if card["id"] == wanted and context.dialect is Dialect.ANTHROPIC:
+                return Reply(orjson.dumps(anthropic.model_of(card)), headers=id_lines(context.request_id))
             if card["id"] == wanted:
                 return json_reply(orjson.dumps(card))
         raise self._intake.not_served(context, wanted, [str(card["id"]) for card in cards])

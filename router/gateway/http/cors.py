@@ -19,6 +19,7 @@ _TOLD = (
     wire_names.PRIORITY,
     "retry-after",
     "retry-after-ms",
+    "request-id",
     "x-should-retry",
     "server-timing",
     "www-authenticate",
@@ -80,7 +81,7 @@ class Origins:
                     "in `cors.allow_origins`",
                     param="origin",
                 ),
-                dialect_of(path),
+                dialect_of(path, headers),
             )
             return Reply(reply.body, reply.status, [*reply.headers, _VARY], reply.media_type)
         lines = [line for line in self.told(origin) if line[0] not in {"vary", "access-control-expose-headers"}]

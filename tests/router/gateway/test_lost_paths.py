@@ -51,8 +51,9 @@ def test_the_openai_client_shows_it(server: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "remedy"),
     [
-        ("/v1/messages", "Anthropic's API is not served"),
-        ("/v1/messages/count_tokens", "Anthropic's API is not served"),
+        ("/v1/messages/batches", "many requests in one file are run by /v1/batches"),
+        ("/v1/messages/msg_1", "of Anthropic's API /v1/messages, /v1/messages/count_tokens and /v1/models are served"),
+        ("/v1/complete", "Anthropic's older API is not served"),
         ("/v1/responses/input_tokens", "tokens are counted by /tokenize"),
         ("/v1/responses/compact", "conversations are not shortened here"),
         ("/v1/responses/resp_1", "nothing is kept between calls here"),
