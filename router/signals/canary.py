@@ -210,7 +210,10 @@ class Canaries:
                 self._judge(canary, "errors")
 
     def first_token(self, info: ReplicaInfo, request: InferenceRequest, sent_at_s: float, took_s: float) -> None:
-        """An attempt's first token came, `took_s` after it was sent."""
+        """An attempt's first token came, `took_s` after it was sent; or its caller waited so long in vain.
+
+        That is so on either side: the shorter of first token and patience is compared, which is as fair as the draw.
+        """
         if not request.continuation:
             self._took("ttft", info, request, sent_at_s, took_s)
 

@@ -27,7 +27,8 @@ class Attempt:
         own_s: what the replica says that it took for all of it; see `TokenChunk.own_s`.
         first_at_s: when its first text came, None before; last_at_s: its last until now; tokens: how many came.
         held_back: its replica had to wait, as its reader left too much unread: its times are the reader's.
-        overdue: the deadline came before its end; silent: and long after its first text should have come.
+        overdue: the deadline came before its end.
+        silent: nobody waits any more, long after its first text should have come.
         overran: it went on past the cap that it was sent.
         mark: where its device's clock stood at its first token.
         ends_s: when its answer is worth nothing any more, on the tier's clock; infinity without a deadline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import TracebackType
 from typing import Protocol
@@ -72,6 +73,10 @@ class Traveller(Protocol):
         """Return the last chunk of an answer whose time is over; raises `DeadlineLost` without any text."""
         ...
 
+    def caller_left(self, attempt: Attempt) -> None:
+        """The caller left before the first token."""
+        ...
+
     def give_up(self, attempt: Attempt) -> None:
         """The attempt gives its slot up."""
         ...
@@ -122,6 +127,8 @@ class AttemptRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._over and self.attempt.first_at_s is None and isinstance(error, asyncio.CancelledError):
+            self._journey.caller_left(self.attempt)
         try:
             await self.stream.__aexit__(kind, error, trace)
         finally:

@@ -27,9 +27,9 @@ from router.values.request import InferenceRequest
 
 log = structlog.get_logger("router")
 
-# No first token in so many times its predicted upper figure, to the end of a deadline: it is broken rather than slow.
+# No first token in so many times its predicted upper figure, until nobody waits for it: it is broken rather than slow.
 _SILENT = 4.0
-_SILENT_LEAST_S = 1.0  # callers choose deadlines, and a short one says nothing about the replica
+_SILENT_LEAST_S = 1.0  # callers choose how long they wait, and a short time says nothing about the replica
 
 
 class Progress(Protocol):
@@ -154,13 +154,26 @@ class Feedback:
 
     def deadline_passed(self, attempt: Attempt, journey: Progress) -> None:
         """The deadline ends an answer. One that did not even begin would have taken at least so long: learn that."""
-        now_s = self._clock.now_s()
         attempt.overdue = True
-        journey.record.happened(now_s, "deadline", replica=attempt.info.replica_id)
-        if self._late_to_begin(attempt):
-            took_s, high_s = now_s - attempt.sent_at_s, attempt.choice.candidate.prediction.ttft_high_s
-            counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
-            attempt.silent = counted and took_s > max(_SILENT * high_s, _SILENT_LEAST_S)
+        journey.record.happened(self._clock.now_s(), "deadline", replica=attempt.info.replica_id)
+        if attempt.first_at_s is None:
+            self._waited_in_vain(attempt, journey)
+            self._late_to_begin(attempt)
+
+    def caller_left(self, attempt: Attempt, journey: Progress) -> None:
+        """Nobody waits any more for an answer that did not begin; a line that is stopped was held up for others."""
+        if not attempt.held_up and not journey.request.objective.in_slack:
+            self._waited_in_vain(attempt, journey)
+            if not attempt.silent:  # else so long would be expected of a broken one, and the next silence be none
+                self._late_to_begin(attempt)
+
+    def _waited_in_vain(self, attempt: Attempt, journey: Progress) -> None:
+        """Whoever waited for a first token waits no more, and none had come."""
+        took_s = self._clock.now_s() - attempt.sent_at_s
+        self._signals.canaries.first_token(attempt.info, journey.request, attempt.sent_at_s, took_s)
+        silent_s = max(_SILENT * attempt.choice.candidate.prediction.ttft_high_s, _SILENT_LEAST_S)
+        counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
+        attempt.silent = counted and took_s > silent_s
 
     def given_up(self, attempt: Attempt, journey: Progress) -> None:
         """An answer gives its slot up before its deadline. It is told, counted, and no verdict on its replica."""
@@ -171,13 +184,11 @@ class Feedback:
         self._telemetry.given_up.labels("yes" if began else "no").inc()
         self._late_to_begin(attempt)
 
-    def _late_to_begin(self, attempt: Attempt) -> bool:
+    def _late_to_begin(self, attempt: Attempt) -> None:
         """Learn of an attempt that ends before its first token that it would have taken at least so long."""
         took_s = self._clock.now_s() - attempt.sent_at_s
-        late = attempt.first_at_s is None and took_s > attempt.choice.candidate.prediction.ttft_s
-        if late:
+        if attempt.first_at_s is None and took_s > attempt.choice.candidate.prediction.ttft_s:
             self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s, censored=True)
-        return late
 
     def cap_exceeded(self, attempt: Attempt, journey: Progress) -> None:
         """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""

@@ -216,6 +216,11 @@ class Journey:
         if not attempt.overdue:
             self.feedback.deadline_passed(attempt, self)
 
+    def caller_left(self, attempt: Attempt) -> None:
+        """Note that nobody waits for an answer any more that did not begin."""
+        if not attempt.overdue:
+            self.feedback.caller_left(attempt, self)
+
     def end_at_deadline(self, attempt: Attempt) -> TokenChunk:
         """End an answer whose time is over with the text so far.
 
