@@ -7,7 +7,7 @@ from typing import Literal
 
 from benchmarks.compatibility.environments import Environment, Npm, Programs, Venv
 
-Protocol = Literal["openai", "kserve", "http"]
+Protocol = Literal["openai", "anthropic", "kserve", "http"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ CLIENTS: tuple[Client, ...] = (
         Venv("autogen", ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5")),
         "openai",
     ),
+    Client("anthropic", "Anthropic SDK", "anthropic_sdk.py", Venv("anthropic", ("anthropic==2.14.0",)), "anthropic"),
     Client("crewai", "CrewAI", "crewai_crews.py", Venv("crewai", ("crewai==1.15.30",)), "openai"),
     Client(
         "outlines", "Outlines", "outlines_sdk.py", Venv("outlines", ("outlines==1.3.3", "openai==2.54.0")), "openai"

@@ -309,9 +309,9 @@ async def _triton(place: Place, _peers: Peers) -> AsyncIterator[Running]:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("edge", "edge agent", frozenset({"openai", "kserve", "http"}), _edge),
-    Kind("cloud", "cloud tier", frozenset({"openai", "kserve", "http"}), _cloud),
-    Kind("cloud-vllm", "cloud tier over vLLM", frozenset({"openai", "kserve", "http"}), _cloud_over_vllm),
-    Kind("vllm", "vLLM itself", frozenset({"openai", "http"}), _vllm_itself, peer=True),
+    Kind("edge", "edge agent", frozenset({"openai", "anthropic", "kserve", "http"}), _edge),
+    Kind("cloud", "cloud tier", frozenset({"openai", "anthropic", "kserve", "http"}), _cloud),
+    Kind("cloud-vllm", "cloud tier over vLLM", frozenset({"openai", "anthropic", "kserve", "http"}), _cloud_over_vllm),
+    Kind("vllm", "vLLM itself", frozenset({"openai", "anthropic", "http"}), _vllm_itself, peer=True),
     Kind("triton", "Triton itself", frozenset({"kserve"}), _triton, peer=True),
 )
