@@ -133,7 +133,7 @@ def _http_error(request: Request, error: Exception) -> Response:
     }
     detail = str(getattr(error, "detail", "")) or f"{where}: HTTP {status}"
     found = known.get(status) or (InvalidRequest(detail) if status < 500 else OverspillError(detail))
-    return _reply(found, request, extra)
+    return _reply(found, request, status, extra)
 
 
 def _paths(request: Request) -> list[str]:
@@ -142,12 +142,12 @@ def _paths(request: Request) -> list[str]:
 
 def _crash(request: Request, error: Exception) -> Response:  # noqa: ARG001 - the server logs it
     """What no endpoint has caught. The caller is not told."""
-    return _reply(OverspillError("internal error; the log has the details"), request, {})
+    return _reply(OverspillError("internal error; the log has the details"), request, 500, {})
 
 
-def _reply(error: OverspillError, request: Request, extra: Mapping[str, str]) -> Response:
+def _reply(error: OverspillError, request: Request, status: int, extra: Mapping[str, str]) -> Response:
     headers = lower_case(request.scope["headers"])
     request_id = reply_id(headers)
     reply = render_error(error, dialect_of(request.url.path, headers), request_id)
     lines = {**extra, **dict(reply.headers), REQUEST_ID: request_id}
-    return Response(reply.body, reply.status, headers=lines, media_type=reply.media_type)
+    return Response(reply.body, status, headers=lines, media_type=reply.media_type)

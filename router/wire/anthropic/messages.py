@@ -13,7 +13,7 @@ from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
 from router.wire.anthropic.fields import CountCall, Format, MessagesCall
 from router.wire.anthropic.tools import functions_shown
-from router.wire.anthropic.turns import add_turn, system_of
+from router.wire.anthropic.turns import chat_of, system_of
 from router.wire.body import decode_json
 from router.wire.names import checked_field_names
 from router.wire.openai.chat import MAX_MESSAGES
@@ -76,9 +76,7 @@ def _prompt(raw: CountCall) -> tuple[ChatPrompt, str]:
         raise InvalidRequest(f"`messages`: {len(raw.messages)}, at most {MAX_MESSAGES} are read", param="messages")
     if not raw.messages:
         raise InvalidRequest("`messages` is empty: send at least one message", param="messages")
-    messages = system_of(raw.system)
-    for index, turn in enumerate(raw.messages):
-        add_turn(turn, f"messages[{index}]", messages)
+    messages = [*system_of(raw.system), *chat_of(raw.messages)]
     continuation = _take_beginning(messages, f"messages[{len(raw.messages) - 1}]")
     tools = functions_shown(raw.tools, raw.tool_choice)
     return ChatPrompt(

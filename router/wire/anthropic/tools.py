@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from router.base.errors import InvalidRequest
 from router.values.tool_calls import Tools
 from router.wire.anthropic.fields import Choice, ToolOffered
-from router.wire.openai.tools import Function, NamedTool, RawTool, tools_of
+from router.wire.openai.tools import Function, NamedTool, RawTool, check_number, tools_of
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -18,7 +18,9 @@ def functions_shown(tools: Sequence[ToolOffered] | None, choice: Choice | None) 
     Raises:
         InvalidRequest: naming the field at fault.
     """
-    shown = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+    tools = tools or ()
+    check_number(tools)
+    shown = [_function(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if choice is None:
         return tools_of(shown, None)
     named = NamedTool(function=NamedTool.Named(choice.name or "")) if choice.type == "tool" else _CHOICES[choice.type]

@@ -22,7 +22,7 @@ _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 Part = str | MediaPart
 
 
-def system_of(system: str | list[Block] | None) -> list[Message]:
+def system_of(system: str | list[Block] | None, at: str = "system") -> list[Message]:
     """Return the instructions as a turn; none where there are none.
 
     Raises:
@@ -30,30 +30,81 @@ def system_of(system: str | list[Block] | None) -> list[Message]:
     """
     if system is None or isinstance(system, str):
         return [Message("system", system)] if system else []
-    texts = [_text_of(block, f"system[{index}]") for index, block in enumerate(system)]
+    texts = [_text_of(block, f"{at}[{index}]") for index, block in enumerate(system)]
     text = _BETWEEN.join(text for text in texts if text and not text.startswith(_BILLING))
     return [Message("system", text)] if text else []
 
 
-def add_turn(turn: Turn, at: str, messages: list[Message]) -> None:
-    """Add a turn to a chat.
+def chat_of(turns: Sequence[Turn]) -> list[Message]:
+    """Return the turns of a chat.
 
     Raises:
         InvalidRequest: naming the block at fault.
     """
-    blocks = [Block("text", turn.content)] if isinstance(turn.content, str) else turn.content
-    at = f"{at}.content"
-    if turn.role == "user":
-        results, parts = _user(blocks, at)
-        messages += results
-        _add_user(parts, messages, bare=not results)
-    elif turn.role == "assistant":
-        _add_assistant(blocks, at, messages)
-    elif turn.role == "system":
-        messages += system_of(blocks)
-    else:
-        where = at.removesuffix("content") + "role"
-        raise InvalidRequest(f"`{where}`: got `{turn.role[:40]}`, expected one of user, assistant, system", param=where)
+    chat = _Chat()
+    for index, turn in enumerate(turns):
+        blocks = [Block("text", turn.content)] if isinstance(turn.content, str) else turn.content
+        where = f"messages[{index}]"
+        at = f"{where}.content"
+        if turn.role == "user":
+            chat.hear(*_user(blocks, at))
+        elif turn.role == "assistant":
+            chat.answer(*_assistant(blocks, at))
+        elif turn.role == "system":
+            chat.add(system_of(blocks, at))
+        else:
+            raise InvalidRequest(
+                f"`{where}.role`: got `{turn.role[:40]}`, expected one of user, assistant, system",
+                param=f"{where}.role",
+            )
+    return chat.messages()
+
+
+class _Chat:
+    """A chat that grows: what one side says in several turns is put together once, when another one speaks."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._heard: list[Part] | None = None  # of the user's turn that is open
+        self._answered: tuple[list[str], list[ToolCall]] | None = None  # of the assistant's
+        self._plain = True  # the open turn of the user is text alone
+
+    def add(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self._close()
+            self._messages += messages
+
+    def hear(self, results: Sequence[Message], parts: Sequence[Part]) -> None:
+        self.add(results)
+        if results and not parts:
+            return
+        if self._heard is None:
+            self._close()
+            self._heard, self._plain = [], True
+        if self._plain and not all(isinstance(part, str) for part in parts):
+            before = _joined([part for part in self._heard if isinstance(part, str)])
+            self._heard, self._plain = [before] if before else [], False
+        self._heard += parts
+
+    def answer(self, texts: Sequence[str], calls: Sequence[ToolCall]) -> None:
+        if self._answered is None:
+            self._close()
+            self._answered = [], []
+        self._answered[0].extend(texts)
+        self._answered[1].extend(calls)
+
+    def messages(self) -> list[Message]:
+        self._close()
+        return self._messages
+
+    def _close(self) -> None:
+        if self._heard is not None:
+            text = _joined([part for part in self._heard if isinstance(part, str)])
+            self._messages.append(Message("user", text, parts=() if self._plain else tuple(self._heard)))
+        if self._answered is not None:
+            texts, calls = self._answered
+            self._messages.append(Message("assistant", "".join(texts), tuple(calls)))
+        self._heard = self._answered = None
 
 
 def _user(blocks: Sequence[Block], at: str) -> tuple[list[Message], list[Part]]:
@@ -76,20 +127,8 @@ def _user(blocks: Sequence[Block], at: str) -> tuple[list[Message], list[Part]]:
     return results, shown + said
 
 
-def _add_user(parts: list[Part], messages: list[Message], *, bare: bool) -> None:
-    """Add what a user says: to the turn before where that is the user's too, as this API has it."""
-    if not parts and not bare:
-        return
-    before = messages[-1] if messages else None
-    if before is not None and before.role == "user":
-        messages.pop()
-        parts = [*(before.parts or ([before.content] if before.content else [])), *parts]
-    texts = [part for part in parts if isinstance(part, str)]
-    messages.append(Message("user", _joined(texts), parts=() if len(texts) == len(parts) else tuple(parts)))
-
-
-def _add_assistant(blocks: Sequence[Block], at: str, messages: list[Message]) -> None:
-    text: list[str] = []
+def _assistant(blocks: Sequence[Block], at: str) -> tuple[list[str], list[ToolCall]]:
+    texts: list[str] = []
     calls: list[ToolCall] = []
     for index, block in enumerate(blocks):
         where = f"{at}[{index}]"
@@ -98,13 +137,8 @@ def _add_assistant(blocks: Sequence[Block], at: str, messages: list[Message]) ->
             arguments = json.dumps(block.input or {}, ensure_ascii=False)
             calls.append(ToolCall(_given(block.id, where, "id"), _given(block.name, where, "name"), arguments))
         elif block.type not in _THOUGHTS:  # which are no part of a conversation
-            text.append(_text_of(block, where))
-    before = messages[-1] if messages else None
-    if before is not None and before.role == "assistant":
-        messages.pop()
-        messages.append(Message("assistant", before.content + "".join(text), (*before.tool_calls, *calls)))
-    else:
-        messages.append(Message("assistant", "".join(text), tuple(calls)))
+            texts.append(_text_of(block, where))
+    return texts, calls
 
 
 def _result(block: Block, at: str) -> list[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -90,6 +91,12 @@ def tools_of(
     return _chosen(offered, choice, "tool_choice", parallel=parallel is not False)
 
 
+def check_number(tools: Sequence[object]) -> None:
+    """Raise `InvalidRequest` where there are more tools than are served."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"`tools`: {len(tools)}, at most {MAX_TOOLS} are served", param="tools")
+
+
 def functions_of(functions: list[Function] | None, choice: str | NamedTool.Named | None) -> Tools | None:
     """Return the tools of a request in the older way, of which an answer calls one at most."""
     if not functions:
@@ -172,8 +179,7 @@ def _allowed(offered: tuple[Tool, ...], allowed: NamedTool.Allowed | None) -> tu
 
 
 def _chosen(offered: tuple[Tool, ...], choice: str | NamedTool | None, at: str, *, parallel: bool) -> Tools:
-    if len(offered) > MAX_TOOLS:
-        raise InvalidRequest(f"`tools`: {len(offered)}, at most {MAX_TOOLS} are served", param="tools")
+    check_number(offered)
     names = [tool.name for tool in offered]
     if len(set(names)) < len(names):
         raise InvalidRequest("`tools`: two have one name", param="tools")
