@@ -14,6 +14,7 @@ from router.dispatch.replicas.served import Sides, other_model
 from router.dispatch.replicas.view import ReplicaView
 from router.signals.affinity import Affinity
 from router.signals.at_stake import AtStake
+from router.signals.signals import Signals
 from router.values.prediction import Demand, Prediction
 from router.values.replica import ReplicaInfo
 from router.values.request import InferenceRequest
@@ -96,10 +97,7 @@ def _candidates(
             prediction = _of_call(prediction, view, demand)
         at_stake = 0.0
         if occupied and prediction.free and interrupts:
-            beside = running.get(info.device_key)
-            if beside is None:
-                names = [view.name, *[sibling.info.replica_id for sibling in view.siblings]]
-                beside = running[info.device_key] = AtStake(signals.in_flight.on(names), now_s)
+            beside = _beside(view, running, signals, now_s)
             at_stake = beside.lost(prediction.prefill_s, priority) / view.snapshot.engines
         candidates.append(
             Candidate(
@@ -121,6 +119,16 @@ def _candidates(
     if len(by_window) > 1:
         candidates = _least_cut(pending, candidates, rejections)
     return candidates, max([demand.answer_tokens for demand, _, _ in by_window.values()], default=0)
+
+
+def _beside(view: ReplicaView, running: dict[str, AtStake], signals: Signals, now_s: float) -> AtStake:
+    """Return the answers that run on the device of `view`, found once for all views of it."""
+    device = view.info.device_key
+    found = running.get(device)
+    if found is None:
+        names = [view.name, *[sibling.info.replica_id for sibling in view.siblings]]
+        found = running[device] = AtStake(signals.in_flight.on(names), now_s)
+    return found
 
 
 def _least_cut(pending: PendingRequest, candidates: list[Candidate], rejections: list[Rejection]) -> list[Candidate]:
