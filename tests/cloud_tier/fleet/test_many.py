@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from paho.mqtt.reasoncodes import ReasonCode
 
 from cloud_tier.fleet.broker import BrokerAddress, BrokerConnection, BrokerError
 from cloud_tier.fleet.many import ManyChanges, NothingSeen, choose, split_words, to_read
@@ -233,6 +234,19 @@ async def test_an_interrupted_change_of_one_device_says_that_it_was_published(br
         output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 130
     assert b"mute-1: version 1 published; interrupted before its word: `overspill fleet get mute-1`" in output
+
+
+@pytest.mark.broker
+async def test_an_interruption_in_the_turn_of_the_acknowledgement_is_not_lost(broker: Broker) -> None:
+    class Interrupted(BrokerConnection):
+        def _on_acknowledged(self, mid: int, code: ReasonCode) -> None:
+            super()._on_acknowledged(mid, code)
+            publishing.cancel()
+
+    async with Interrupted(BrokerAddress(port=broker.port), lambda _: None) as connection:
+        publishing = asyncio.create_task(connection.publish("a/topic", b"a word"))
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
 
 
 @pytest.mark.broker
