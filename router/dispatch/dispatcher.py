@@ -65,6 +65,8 @@ class Dispatcher:
 
     Attributes:
         instance: what this start of the tier calls itself towards others.
+        tallies: the requests that ended, by outcome.
+        load: how busy what is here is, as of now.
 
     Args:
         replicas: what may serve; `set_replicas` changes it at any time.

@@ -35,13 +35,16 @@ class Beside:
         self._short = _Lane(cores, "beside")
         self._long = _Lane(max(cores // 2, 1), "beside-long")
 
-    async def run(self, caller: str, size: int, work: Callable[[], T]) -> T:
+    async def run(self, caller: str, size: int, work: Callable[[], T], *, from_size: int = 0) -> T:
         """Do work in a thread, in its caller's turn, and return what it returns; whoever gives up leaves the line.
 
         Args:
             caller: whose it is.
             size: in characters or bytes.
+            from_size: what is smaller is done at once on the event loop: a thread would cost more.
         """
+        if size < from_size:
+            return work()
         lane = self._long if size >= LONG else self._short
         return await lane.run(caller, work)
 

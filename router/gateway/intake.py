@@ -348,10 +348,8 @@ class Intake:
         """Return how long its prompt is; raises what `PromptCounter.count` does."""
         prompts = _with_continuation(api_request.prompt, api_request.continuation)
         size = sum(map(size_chars, prompts))
-        if size < IN_THREAD_CHARS:
-            return self._count_all(api_request.model, prompts)
         counted = partial(self._count_all, api_request.model, prompts)
-        return await self.beside.run(context.caller.digest, size, counted)
+        return await self.beside.run(context.caller.digest, size, counted, from_size=IN_THREAD_CHARS)
 
     def _count_all(self, model: str, prompts: list[Input]) -> PromptSize:
         first, *others = [self.deps.prompts.count(model, prompt) for prompt in prompts]

@@ -4,8 +4,6 @@ behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from starlette.routing import BaseRoute, Route
 
 from router.base.errors import InvalidRequest, ModelNotFound, NoTokenizer
@@ -71,7 +69,8 @@ class TokenRoutes:
             )
             return encode_tokens(found, window, tokenizer.token_texts(found) if call.return_token_strs else None)
 
-        return json_reply(await self._beside(context, size_chars(prompt), written))
+        beside, caller = self._intake.beside, context.caller.digest
+        return json_reply(await beside.run(caller, size_chars(prompt), written, from_size=IN_THREAD_CHARS))
 
     async def _detokenize(self, context: RequestContext) -> Reply:
         require_json(context)
@@ -82,8 +81,12 @@ class TokenRoutes:
             tokenizer = self._deps.prompts.tokenizer(model)
         except NoTokenizer:
             return await self._passed(context, model, token_call("/detokenize", body))
-        text = await self._beside(context, len(body), lambda: encode_text(tokenizer.decode(call.tokens)))
-        return json_reply(text)
+
+        def written() -> bytes:
+            return encode_text(tokenizer.decode(call.tokens))
+
+        beside, caller = self._intake.beside, context.caller.digest
+        return json_reply(await beside.run(caller, len(body), written, from_size=IN_THREAD_CHARS))
 
     async def _tokenizer(self, context: RequestContext) -> Reply:
         """The special tokens and the chat template of a model, which `?model=` names where several are served."""
@@ -141,9 +144,3 @@ class TokenRoutes:
         return max(
             (info.context_tokens for info in self._deps.models() if model in (info.family, info.variant)), default=0
         )
-
-    async def _beside(self, context: RequestContext, size: int, work: Callable[[], bytes]) -> bytes:
-        """Do what takes long in a thread: the event loop has others to answer."""
-        if size < IN_THREAD_CHARS:
-            return work()
-        return await self._intake.beside.run(context.caller.digest, size, work)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from starlette.routing import BaseRoute, Route
@@ -32,8 +32,6 @@ from router.wire.kserve.reply import InferReply, Row, encode_infer
 from router.wire.kserve.request import HEADER_LENGTH, INFER_BODY, RawInfer, read_infer, read_parts
 from router.wire.names import DEGRADED
 from router.wire.promise import refuse_deferring
-
-T = TypeVar("T")
 
 _IN_THREAD_BYTES = 16 * 1024  # some milliseconds of work on a small device
 
@@ -140,11 +138,13 @@ class KServeRoutes:
         def read() -> CallInfer:
             return array_infer(read_parts(body, header_length), signature)
 
-        asked = await self._beside(context, numbers, read)
+        beside, caller = self._intake.beside, context.caller.digest
+        asked = await beside.run(caller, numbers, read, from_size=_IN_THREAD_BYTES)
         answer, rows = await self._intake.start(context, asked.request(model))
         tensors, _ = await collect_output(answer.chunks, rows, Tensors)
         written = sum(len(tensor.data) for tensor in tensors.tensors) if any(not raw for _, raw in asked.outputs) else 0
-        reply = await self._beside(context, written, lambda: encode_array_infer(model, asked, tensors))
+        encoded = partial(encode_array_infer, model, asked, tensors)
+        reply = await beside.run(caller, written, encoded, from_size=_IN_THREAD_BYTES)
         return _tensor_reply(reply, self._intake.reply_headers(context, answer))
 
     async def _answer(
@@ -190,12 +190,6 @@ class KServeRoutes:
         require_no_page(context)
         refuse_deferring(context.headers)
         return model, decode_generate(plain_body(context, self._deps.limits.max_body_bytes))
-
-    async def _beside(self, context: RequestContext, number_bytes: int, convert: Callable[[], T]) -> T:
-        """Convert numbers of JSON, or to it: many of them in a thread, since the event loop has others to answer."""
-        if number_bytes < _IN_THREAD_BYTES:
-            return convert()
-        return await self._intake.beside.run(context.caller.digest, number_bytes, convert)
 
 
 def _tensor_reply(reply: InferReply, lines: list[tuple[str, str]]) -> Reply:
