@@ -21,6 +21,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from router.base.errors import ConfigError, OverspillError
+from router.base.timers import within
 from router.base.tls import client_context
 
 MAX_INBOUND_BYTES = 1024 * 1024
@@ -126,9 +127,9 @@ class BrokerConnection:
         where = f"{self.address.host}:{self.address.port}"
         connecting = asyncio.create_task(asyncio.to_thread(self._connect), name="fleet-operator-connect")
         try:
-            await _within(connecting, 3 * self.address.connect_timeout_s)
+            await within(3 * self.address.connect_timeout_s, connecting)
             self._paho().loop_start()
-            await _within(self._connected, self.address.connect_timeout_s)
+            await within(self.address.connect_timeout_s, self._connected)
         except asyncio.TimeoutError as error:  # before OSError, whose subclass it is from Python 3.11 on
             await self._leave()
             raise BrokerError(f"the broker at {where} does not answer") from error
@@ -176,7 +177,7 @@ class BrokerConnection:
             raise BrokerError(f"cannot {what}: the connection to the broker is lost")
         future = self._waiting[mid] = self._loop.create_future()
         try:
-            await _within(future, self.address.connect_timeout_s)
+            await within(self.address.connect_timeout_s, future)
         except asyncio.TimeoutError as error:
             raise BrokerError(f"cannot {what}: the broker does not answer") from error
         except BrokerError as error:
@@ -299,16 +300,3 @@ class BrokerConnection:
             future.set_exception(BrokerError(f"the broker says: {code}"))
         else:
             future.set_result(None)
-
-
-async def _within(future: asyncio.Future[None], limit_s: float) -> None:
-    """Wait as `asyncio.wait_for` does, which up to Python 3.11 loses a Ctrl-C that comes in the same turn as the word.
-
-    Raises:
-        asyncio.TimeoutError: no word within `limit_s` seconds.
-    """
-    await asyncio.wait([future], timeout=limit_s)
-    if not future.done():
-        future.cancel()
-        raise asyncio.TimeoutError
-    future.result()

@@ -7,7 +7,7 @@ for. A task that uses it, anywhere below, may therefore outlive one `cancel()`; 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -76,8 +76,8 @@ class Interruptible:
 _COUNTS_CANCELLATIONS = hasattr(asyncio.Task, "uncancel")
 
 
-async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they are over; their exceptions stay with them."""
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, or futures, and wait until they are over; their exceptions stay with them."""
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
@@ -85,8 +85,8 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
         _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN_S)
 
 
-async def within(limit_s: float | None, work: Coroutine[Any, Any, T], news: asyncio.Future[Any] | None = None) -> T:
-    """Return what `work` returns; on every other way out it is cancelled and over.
+async def within(limit_s: float | None, work: Awaitable[T], news: asyncio.Future[Any] | None = None) -> T:
+    """Return what `work` returns, a future's result too; on every other way out it is cancelled and over.
 
     Args:
         limit_s: None for no limit but `news`.
