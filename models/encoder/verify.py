@@ -14,6 +14,7 @@ import tokenizers
 from models.catalogue.families import Variant
 from models.encoder.artifact import make_encoder
 from models.measure.corpus import FOLDER
+from models.measure.runner import session_options
 from models.pipelines.embedding import padded
 from models.store.store import ModelStore
 from router.base.errors import InvalidRequest
@@ -73,7 +74,9 @@ def _vectors(folder: Path, texts: list[str]) -> npt.NDArray[np.float32]:
     backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.no_padding()
     backend.enable_truncation(256)
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), session_options(0), providers=["CPUExecutionProvider"]
+    )
     rows = []
     for text in texts:
         ids, mask = padded([backend.encode(text).ids])

@@ -20,6 +20,7 @@ _PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "cpu": "CPUExecutionProvider",
 }
+_SHARED = "AddInitializedOrtValue"  # what two operators share is rewritten twice where sums of 8 bits have to be exact
 _OPTIONS = {"cuda": {"arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}}
 
 
@@ -58,12 +59,8 @@ def open_session(
     try:
         session = ort.InferenceSession(str(model), _session_options(ort, options, arena), providers=providers)
     except Exception as error:  # ONNX Runtime raises bare RuntimeError and pybind types of its own
-        remedy = f"check the artifact with: overspill models verify {variant}"
-        if is_out_of_memory(error):
-            remedy = "it takes more memory than this process may have: give it more, or serve a smaller variant"
-        raise ArtifactError(
-            f"onnxruntime {ort.__version__} cannot load {model} on {', '.join(asked)}: {error}; {remedy}"
-        ) from error
+        said = f"onnxruntime {ort.__version__} cannot load {model} on {', '.join(asked)}: {error}"
+        raise ArtifactError(f"{said}; {_remedy(error, variant)}") from error
     session.disable_fallback()  # else a failing provider is replaced by the CPU in the middle of a run
     loaded = tuple(session.get_providers())
     fallbacks += [
@@ -83,6 +80,14 @@ def shrinking() -> Any:
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
+
+
+def _remedy(error: Exception, variant: str) -> str:
+    if is_out_of_memory(error):
+        return "it takes more memory than this process may have: give it more, or serve a smaller variant"
+    if _SHARED in str(error):
+        return f"an earlier version prepared it: prepare it anew with: overspill models pull {variant} --prepare"
+    return f"check the artifact with: overspill models verify {variant}"
 
 
 def _session_options(ort: Any, options: RuntimeOptions, arena: bool) -> Any:

@@ -291,6 +291,17 @@ def test_a_file_that_is_no_model_is_an_artifact_error(artifact: Path, tmp_path: 
         open_onnx(RuntimeRequest(directory, CPU, slots=1, context_tokens=64, chunk_tokens=128))
 
 
+def test_an_earlier_versions_artifact_is_prepared_anew(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the CPU lacks VNNI; zero points of its layers were one tensor."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("session_state.cc AddInitializedOrtValue: duplicated ort_value index")
+
+    monkeypatch.setattr(ort, "InferenceSession", refuse)
+    with pytest.raises(ArtifactError, match=r"models pull tiny\S* --prepare"):
+        open_onnx(RuntimeRequest(artifact, CPU, slots=1, context_tokens=64, chunk_tokens=128))
+
+
 def test_runtimes_are_opened_by_name(artifact: Path) -> None:
     runtime = open_runtime(RuntimeRequest(artifact, CPU, slots=1, context_tokens=64, chunk_tokens=128))
     assert runtime.facts.name == "onnx"
