@@ -127,7 +127,9 @@ async def ask_one(session: aiohttp.ClientSession, target: Target, ask: Ask) -> S
             async for line in reply.content:
                 if line.startswith(b"data: {"):
                     _take(seen, json.loads(line[6:]), time.monotonic() - began_s)
-    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+    except asyncio.TimeoutError:
+        seen.error = f"not over within the {GIVE_UP_S:g} s that this benchmark waits"
+    except (aiohttp.ClientError, OSError) as error:
         seen.error = f"{type(error).__name__}: {error}"
     return seen
 
