@@ -60,9 +60,9 @@ proto: $(STAMPS)/dev
 	$(BIN)/python -m grpc_tools.protoc -I router/gateway/grpc --descriptor_set_out=router/gateway/grpc/inference.binpb inference.proto
 
 # Compile what decides, beside its sources: every command and test of this checkout then runs it. Edited sources run
-# once they are compiled again; `make interpreted` takes it away.
+# once they are compiled again; `make interpreted` takes it away. PROFILED=1 has GCC lay it out by what runs most.
 compiled: $(STAMPS)/dev
-	OVERSPILL_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	OVERSPILL_COMPILE=$(if $(PROFILED),profiled,1) $(BIN)/python setup.py --quiet build_ext --inplace
 	@$(BIN)/overspill --version
 
 interpreted:
@@ -70,7 +70,7 @@ interpreted:
 	find router -name '*.so' -delete
 	rm -f router/base/compiled.json
 
-# Decisions and the simulator, interpreted and compiled by turns; fails where a simulation's rows differ.
+# Decisions and the simulator, interpreted, compiled and profiled by turns; fails where a simulation's rows differ.
 bench-compiled: $(STAMPS)/dev
 	$(BIN)/python -m benchmarks compiled -- $(ARGS)
 

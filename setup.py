@@ -1,6 +1,7 @@
 """Compiles the router's decisions with mypyc where OVERSPILL_COMPILE=1 asks for it; all else stands in pyproject.toml.
 
     OVERSPILL_COMPILE=1 pip install .          a wheel for this machine and this Python
+    OVERSPILL_COMPILE=profiled pip install .   laid out by what simulations run most: GCC compiles it twice
     make compiled, make interpreted            beside the sources of a checkout, and gone again
 
 The sources stay what they are and what runs by default. Compiled, they answer alike: the same simulations give the same
@@ -13,8 +14,10 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,14 +28,18 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 WANTED = os.environ.get("OVERSPILL_COMPILE", "0")
-if WANTED not in {"0", "1"}:
-    raise SystemExit(f"OVERSPILL_COMPILE={WANTED}: 1 compiles the router, 0 or nothing leaves it interpreted")
-ASKED = WANTED == "1"
+if WANTED not in {"0", "1", "profiled"}:
+    raise SystemExit(
+        f"OVERSPILL_COMPILE={WANTED}: 1 compiles the router, profiled does it twice (GCC alone), "
+        "0 or nothing leaves it interpreted"
+    )
+ASKED = WANTED != "0"
 OPT_LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "2")  # from 2 on, code that handles errors lies apart
 # mypyc follows every import to know its types, so it needs what the compiled modules import.
 NEEDED = ["mypy>=2.4,<2.5", "msgspec>=0.18", "numpy>=1.26", "prometheus-client>=0.20", "structlog>=24"]
 if sys.version_info < (3, 11):
     NEEDED.append("tomli>=2")
+REHEARSED = ["orjson>=3.10", "psutil>=5.9", "python-multipart>=0.0.20,<1"]  # what a simulation imports besides
 BUILDS = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 
 MODULES = {
@@ -85,7 +92,34 @@ class _Build(build_ext):
 
         self.compiler.compile = all_at_once
         self.parallel = self.parallel or processors
+        if WANTED == "profiled":
+            self._profile()
         super().build_extensions()
+
+    def _profile(self) -> None:
+        """Compile with counters, simulate, and leave what was counted where the compilation that follows looks for it.
+
+        Both compile the same C files into the same objects, beside which GCC keeps the counts.
+        """
+        _require_gcc(self.compiler.compiler_so[0])
+        for old in Path(self.build_temp).rglob("*.gcda"):
+            old.unlink()
+        meant, self.force = self.build_lib, True
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree("router", Path(folder, "router"), ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+            self.build_lib = folder
+            self._ask_of_gcc("-fprofile-generate")
+            super().build_extensions()
+            command = [sys.executable, "-m", "router.simulation.rehearsal"]
+            paths = os.pathsep.join((folder, *sys.path))  # pip has installed what it needs apart
+            subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=True)
+        self.build_lib = meant
+        self._ask_of_gcc("-fprofile-use", "-Wno-missing-profile")
+
+    def _ask_of_gcc(self, *profile: str) -> None:
+        for extension in self.extensions:
+            for options in (extension.extra_compile_args, extension.extra_link_args):
+                options[:] = [*(option for option in options if not option.startswith("-fprofile-")), *profile]
 
     def run(self) -> None:
         super().run()
@@ -97,6 +131,12 @@ class _Build(build_ext):
         }
         folder = Path() if self.inplace else Path(self.build_lib)
         (folder / "router/base/compiled.json").write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def _require_gcc(compiler: str) -> None:
+    macros = subprocess.run([compiler, "-dM", "-E", "-xc", os.devnull], capture_output=True, text=True, check=False)
+    if "__GNUC__" not in macros.stdout or "__clang__" in macros.stdout:
+        raise SystemExit(f"OVERSPILL_COMPILE=profiled wants GCC, and the C compiler here, {compiler}, is none: say 1")
 
 
 def _extensions() -> list[Extension]:
@@ -122,5 +162,5 @@ def _extensions() -> list[Extension]:
 setup(
     ext_modules=_extensions(),
     cmdclass={"build_py": _Afresh, "build_ext": _Build},
-    setup_requires=NEEDED if ASKED else [],
+    setup_requires={"0": [], "1": NEEDED, "profiled": NEEDED + REHEARSED}[WANTED],
 )

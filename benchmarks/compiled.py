@@ -2,9 +2,10 @@
 
     python -m benchmarks compiled -- [--rounds N] [--note TEXT]
 
-Two copies of the working tree are made below `.overspill/compiled`, one of them compiled (a few minutes, kept while no
-source changes). Each round measures in both, in processes of their own: single decisions (`router_decision`, the
-default policy), and the simulator's requests a second of one core. Fails where the rows of any simulation differ.
+Copies of the working tree are made below `.overspill/compiled`: one as it is, one compiled, one compiled with a profile
+(some minutes, kept while no source changes). Each round measures in all, in processes of their own: single decisions
+(`router_decision`, the default policy), and the simulator's requests a second of one core. Fails where the rows of any
+simulation differ.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 KEPT = REPOSITORY / ".overspill/compiled"
 COPIED = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "overspill.py", "router", "benchmarks")
-BUILDS = ("interpreted", "compiled")
+BUILDS = {"interpreted": "0", "compiled": "1", "profiled": "profiled"}
+"""What `OVERSPILL_COMPILE` says for each."""
 
 
-def trees(opt_level: str = "2") -> dict[str, Path]:
-    """Return a copy of this tree for each build, made anew where a source has changed.
+def trees(*builds: str, opt_level: str = "2") -> dict[str, Path]:
+    """Return a copy of this tree for each build that is named, made anew where a source has changed.
 
     Args:
         opt_level: of the C compiler; 2 is what users get.
@@ -43,17 +45,22 @@ def trees(opt_level: str = "2") -> dict[str, Path]:
         KEPT.mkdir(parents=True, exist_ok=True)
         for old in KEPT.glob(f"*-O{opt_level}"):
             shutil.rmtree(old)
-        with tempfile.TemporaryDirectory(dir=KEPT) as made:
-            for build in BUILDS:
-                for file in files:
-                    copy = Path(made) / build / file.relative_to(REPOSITORY)
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, copy)
-            _compile(Path(made) / "compiled", opt_level)
-            folder.mkdir()
-            for build in BUILDS:
-                (Path(made) / build).rename(folder / build)
-    return {build: folder / build for build in BUILDS}
+        folder.mkdir()
+    for build in builds:
+        if not (folder / build).exists():
+            _make(build, files, folder, opt_level)
+    return {build: folder / build for build in builds}
+
+
+def _make(build: str, files: Iterable[Path], folder: Path, opt_level: str) -> None:
+    with tempfile.TemporaryDirectory(dir=KEPT) as made:
+        for file in files:
+            copy = Path(made) / build / file.relative_to(REPOSITORY)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        if build != "interpreted":
+            _compile(Path(made) / build, BUILDS[build], opt_level)
+        (Path(made) / build).rename(folder / build)
 
 
 def _files(path: Path) -> list[Path]:
@@ -63,8 +70,8 @@ def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.suffix in kept and "results" not in file.parts)
 
 
-def _compile(folder: Path, opt_level: str) -> None:
-    asked = {**os.environ, "OVERSPILL_COMPILE": "1", "MYPYC_OPT_LEVEL": opt_level}
+def _compile(folder: Path, wanted: str, opt_level: str) -> None:
+    asked = {**os.environ, "OVERSPILL_COMPILE": wanted, "MYPYC_OPT_LEVEL": opt_level}
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=folder, env=asked, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -99,9 +106,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--note", default="", help="kept in the JSON: what else the machine was doing")
     arguments = parser.parse_args()
-    copies = trees()
-    told = {build: simulated(tree, "--tell")["router"] for build, tree in copies.items()}
-    assert told == {build: build for build in BUILDS}, told
+    copies = trees(*BUILDS)
+    told = [simulated(tree, "--tell")["router"] for tree in copies.values()]
+    assert told == ["interpreted", "compiled", "compiled"], told
     decided: dict[str, list[list[dict[str, float]]]] = {build: [] for build in BUILDS}
     simulations: dict[str, list[dict[str, Any]]] = {build: [] for build in BUILDS}
     for _ in range(arguments.rounds):

@@ -57,6 +57,31 @@ def test_what_compiled_modules_import_is_asked_for(recipe: dict[str, Any], sourc
 
 
 @pytest.mark.process
+def test_a_profiled_build_has_what_its_simulations_import(recipe: dict[str, Any]) -> None:
+    lines = recipe["NEEDED"] + recipe["REHEARSED"]
+    asked = sorted(re.split(r"[<>=!]", line)[0].replace("-", "_") for line in lines)
+    done = subprocess.run(
+        [sys.executable, "-c", REHEARSAL, "router", *asked], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
+REHEARSAL = """
+import sys
+
+class Asked:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] not in {*sys.argv[1:], *sys.stdlib_module_names}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Asked)
+from router.simulation.rehearsal import rehearse
+print(rehearse(10, 10))
+"""
+
+
+@pytest.mark.process
 def test_what_an_earlier_release_left_is_not_installed(tmp_path: Path) -> None:
     """It would be: a build in the checkout takes along modules and profiles that this release has no more."""
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "overspill.py"):

@@ -82,7 +82,7 @@ def overspill(folder: Path, name: str, upstream_port: int, checkout: Path = HERE
 
 def overspill_compiled(folder: Path, upstream_port: int) -> Command:
     """The same with its router compiled, in a copy of its own: made in some minutes, kept while no source changes."""
-    tree = trees()["compiled"]
+    tree = trees("compiled")["compiled"]
     command = overspill(folder, "overspill-compiled", upstream_port, tree)
     return replace(command, environment={"PYTHONPATH": os.pathsep.join((str(tree), str(HERE)))})
 

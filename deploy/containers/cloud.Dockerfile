@@ -7,7 +7,7 @@ FROM ${PYTHON} AS build
 ARG PIP_ARGS=""
 ARG EXTRA=cloud
 ARG COMPILE=1
-RUN if [ "${COMPILE}" = 1 ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev; fi
+RUN if [ "${COMPILE}" != 0 ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev; fi
 WORKDIR /src
 COPY pyproject.toml setup.py README.md LICENSE overspill.py ./
 COPY router router

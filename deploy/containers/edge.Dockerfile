@@ -8,7 +8,7 @@ FROM ${BASE} AS build
 ARG PIP_ARGS=""
 ARG EXTRA=edge
 ARG COMPILE=0
-RUN if [ "${COMPILE}" = 1 ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev; fi
+RUN if [ "${COMPILE}" != 0 ]; then apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev; fi
 WORKDIR /src
 COPY pyproject.toml setup.py README.md LICENSE overspill.py ./
 COPY router router
