@@ -30,7 +30,8 @@ def template_kwargs_of(raw: dict[str, Any] | None) -> bytes:
     """Return the variables as a JSON object; empty where there are none.
 
     Raises:
-        InvalidRequest: one of them is told elsewhere, or they are too large.
+        InvalidRequest: one of them is told elsewhere, or they are too large, or no server could read them: an integer
+            beyond 64 bits, or nested too deeply.
     """
     if not raw:
         return b""
@@ -38,7 +39,10 @@ def template_kwargs_of(raw: dict[str, Any] | None) -> bytes:
     if taken:
         name = f"{_NAME}.{taken[0]}"
         raise InvalidRequest(f"`{name}`: the template has it already: leave it out", param=name)
-    written = orjson.dumps(raw, option=orjson.OPT_SORT_KEYS)
+    try:
+        written = orjson.dumps(raw, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(f"`{_NAME}`: {error}: leave it out", param=_NAME) from None
     if len(written) > _MAX_BYTES:
         raise InvalidRequest(f"`{_NAME}`: {len(written)} bytes of JSON, at most {_MAX_BYTES} are read", param=_NAME)
     return written

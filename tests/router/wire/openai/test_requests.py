@@ -318,6 +318,14 @@ def test_wrong_chat_fields_are_named(fields: dict, param: str) -> None:
     assert raised.value.status == 400
 
 
+@pytest.mark.parametrize("value", ["9" * 25, "-" + "9" * 19, "[" * 300 + "]" * 300])
+def test_template_variables_that_no_server_could_read_are_named(value: str) -> None:
+    body = '{"model": "m", "messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"custom": %s}}'
+    with pytest.raises(InvalidRequest) as raised:
+        decode_chat((body % value).encode())
+    assert raised.value.param == "chat_template_kwargs"
+
+
 OF_OTHER_SERVERS = {
     "thinking_token_budget": (10, -1),
     "repetition_detection": ({"max_pattern_size": 5}, None),
