@@ -196,11 +196,11 @@ class _Field:
         self.name = name
 
 
-_fields_decoder = msgspec.json.Decoder(dict[_Field, msgspec.Raw], dec_hook=lambda _, name: _Field(name))
 _names_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # SDKs merge these into the request; on the wire they are read by nobody, whatever they promise.
 _CARRIERS = frozenset({"extra_body", "extra_headers", "headers"})
 _MAX_DEPTH = 4
+_LONG_BYTES = 64 * 1024  # from here on a body may have so many names that to read them all would keep everybody waiting
 
 
 def refuse_fields(body: bytes, known: frozenset[str]) -> None:
@@ -222,7 +222,10 @@ def checked_field_names(body: bytes, known: frozenset[str]) -> AbstractSet[str]:
         InvalidRequest: as `refuse_fields`.
     """
     try:
-        names = _names_decoder.decode(body).keys()
+        if len(body) < _LONG_BYTES:
+            names: AbstractSet[str] = _names_decoder.decode(body).keys()
+        else:
+            names = {field.name for field in _fields_in(body)}
     except UNREADABLE:
         return known
     if not (names <= known and names.isdisjoint(_CARRIERS)):  # hardly ever: then each is looked at, repeated ones too
@@ -230,13 +233,24 @@ def checked_field_names(body: bytes, known: frozenset[str]) -> AbstractSet[str]:
     return names
 
 
+def _fields_in(body: bytes) -> dict[_Field, msgspec.Raw]:
+    """Return the fields of a JSON object, repeated ones too, and look no further where there are too many."""
+    found: list[_Field] = []
+
+    def field(_: type, name: str) -> _Field:
+        if len(found) == MAX_FIELDS:
+            raise InvalidRequest(f"the body has more than the {MAX_FIELDS} fields that are read")
+        found.append(_Field(name))
+        return found[-1]
+
+    return msgspec.json.decode(body, type=dict[_Field, msgspec.Raw], dec_hook=field)
+
+
 def _refuse_fields_at(at: str, body: bytes, known: frozenset[str]) -> None:
     try:
-        found = _fields_decoder.decode(body)
+        found = _fields_in(body)
     except UNREADABLE:
         return
-    if len(found) > MAX_FIELDS:
-        raise InvalidRequest(f"the body has {len(found)} fields, at most {MAX_FIELDS} are read")
     for field, raw in found.items():
         if field.name not in known:
             value = bytes(raw) if len(bytes(raw)) <= _MAX_NAME_CHARS else b""

@@ -309,3 +309,21 @@ def test_thousands_of_names_cost_no_time() -> None:
         with pytest.raises(InvalidRequest):
             refuse()
     assert time.process_time() - began_s < 2
+
+
+@pytest.mark.parametrize("fields", [300, 500_000])
+def test_a_body_of_many_fields_is_read_no_further_than_it_is_looked_at(fields: int) -> None:
+    made_up = ",".join(f'"k{n}":1' for n in range(fields))
+    body = f'{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{made_up}}}'.encode()
+    began_s = time.process_time()
+    with pytest.raises(InvalidRequest, match="more than the 256 fields"):
+        decode_chat(body)
+    assert time.process_time() - began_s < 0.2  # half a second and more, on the event loop
+
+
+def test_a_long_body_of_few_fields_is_looked_at_too() -> None:
+    body = {**CHAT, "messages": [{"role": "user", "content": "hi" * 100_000}]}
+    assert decode_chat(json.dumps(body).encode()).model == "m"
+    with pytest.raises(InvalidRequest) as raised:
+        decode_chat(json.dumps({**body, "data_locality": "local-only"}).encode())
+    assert raised.value.param == "data_locality"
