@@ -14,6 +14,8 @@ S = TypeVar("S")
 
 _MAX_SEARCHED_BYTES = 1024 * 1024  # of one field of the body: a fault in a longer one is named by that field alone
 _MAX_SHOWN_CHARS = 60
+_COUNTED_BYTES = 256 * 1024  # a shorter body cannot hold enough to keep others waiting
+_MOST_BUILT = 400_000  # lists, objects and fields: a tenth of a second; prompts that are JSON themselves stay far below
 _MOST_WHOLE = 2.0**63  # integers beyond are read nowhere
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -23,8 +25,10 @@ def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
     """Decode strictly, but that an integer may be written as a float without a fraction: `4.0` is 4.
 
     Raises:
-        InvalidRequest: no JSON, or it does not fit; `param` is the path of the field.
+        InvalidRequest: no JSON, or it does not fit; `param` is the path of the field. Or it is so finely divided that
+            everybody would wait while it is read.
     """
+    _require_coarse(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -35,6 +39,21 @@ def decode_json(decoder: msgspec.json.Decoder[S], body: bytes) -> S:
         raise InvalidRequest(f"the request body is no valid UTF-8: {error.reason}") from None
     except RecursionError:
         raise InvalidRequest("the request body is nested too deeply") from None
+
+
+def _require_coarse(body: bytes) -> None:
+    """Refuse what would be built of millions of values; a count of bytes is quick, and takes those in texts along.
+
+    Raises:
+        InvalidRequest: naming the bound.
+    """
+    if len(body) < _COUNTED_BYTES:
+        return
+    built = 0
+    for sign in (b"[", b"{", b'":'):
+        built += body.count(sign)
+        if built > _MOST_BUILT:
+            raise InvalidRequest(f"the request body has more than the {_MOST_BUILT:,} lists, objects and fields read")
 
 
 def shown(value: object) -> str:

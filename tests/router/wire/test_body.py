@@ -64,3 +64,26 @@ def test_what_is_no_integer_is_refused_by_name(fields: dict[str, Any], said: str
     assert said in str(caught.value)
     with pytest.raises(InvalidRequest):
         read_parameters(fields, {})
+
+
+FINE = {
+    "lists": "[" + ",".join(["[]"] * 450_000) + "]",
+    "objects": "[" + ",".join(["{}"] * 450_000) + "]",
+    "fields": "{" + ",".join([f'"k{n}":0' for n in range(450_000)]) + "}",
+}
+
+
+@pytest.mark.parametrize("kind", FINE)
+def test_a_body_that_everybody_would_wait_for_is_not_read(kind: str) -> None:
+    body = f'{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], "metadata": {{"a": {FINE[kind]}}}}}'
+    with pytest.raises(InvalidRequest, match="400,000 lists, objects and fields"):
+        decode_chat(body.encode())
+
+
+def test_a_long_text_of_json_and_many_numbers_are_read() -> None:
+    text = "".join([f'{{"name": "number {n}", "value": [{n}]}}\n' for n in range(60_000)])
+    assert len(text) > 2_000_000
+    prompt = decode_chat(orjson.dumps({**HELLO, "messages": [{"role": "user", "content": text}]})).prompt
+    assert prompt.messages[0].content == text
+    tokens = decode_completion(orjson.dumps({"model": "m", "prompt": [7] * 500_000})).prompt
+    assert len(tokens.token_ids) == 500_000
