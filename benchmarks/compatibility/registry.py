@@ -97,6 +97,13 @@ CLIENTS: tuple[Client, ...] = (
         "openai",
     ),
     Client("anthropic", "Anthropic SDK", "anthropic_sdk.py", Venv("anthropic", ("anthropic==2.14.0",)), "anthropic"),
+    Client(
+        "anthropic-node",
+        "Anthropic SDK (Node.js)",
+        "anthropic_node.cjs",
+        Npm("anthropic-node", ("@anthropic-ai/sdk@1.14.0", "zod@4.6.7")),
+        "anthropic",
+    ),
     Client("crewai", "CrewAI", "crewai_crews.py", Venv("crewai", ("crewai==1.15.30",)), "openai"),
     Client(
         "outlines", "Outlines", "outlines_sdk.py", Venv("outlines", ("outlines==1.3.3", "openai==2.54.0")), "openai"

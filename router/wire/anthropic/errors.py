@@ -18,6 +18,12 @@ _KINDS = {
 }
 
 
+class ThreadsUnserved(InvalidRequest):
+    """The conversation is to be held here between its turns: clients go on without that by this code alone."""
+
+    code = "thread_unsupported_request"
+
+
 def status_of(error: OverspillError) -> int:
     """Return the HTTP status: this API has one of its own for a server that is full, for whomever it is.
 
@@ -30,7 +36,9 @@ def status_of(error: OverspillError) -> int:
 def error_body(error: OverspillError, request_id: str | None) -> dict[str, object]:
     """Return the object that tells of an error; `code` is this project's, finer than the types of the API."""
     kind = _KINDS.get(status_of(error), "invalid_request_error" if isinstance(error, InvalidRequest) else "api_error")
-    told = {"type": kind, "message": error.message, "code": error.code}
+    told: dict[str, object] = {"type": kind, "message": error.message, "code": error.code}
+    if isinstance(error, ThreadsUnserved):
+        told["details"] = {"error_code": error.code}
     return {"type": "error", "error": told, "request_id": request_id}
 
 

@@ -47,6 +47,7 @@ class Turn(msgspec.Struct, frozen=True):
 
     role: str
     content: str | list[Block]
+    clear_at: str | None = None
 
 
 class ToolOffered(msgspec.Struct, frozen=True):
@@ -106,6 +107,7 @@ class CountCall(msgspec.Struct, frozen=True, kw_only=True):
     # Known, and served only at the value that changes nothing.
     mcp_servers: Any = None
     container: Any = None
+    thread: Any = None
 
 
 class MessagesCall(CountCall, frozen=True, kw_only=True):
@@ -121,3 +123,4 @@ class MessagesCall(CountCall, frozen=True, kw_only=True):
     service_tier: str | None = None
     inference_geo: str | None = None
     speed: str | None = None
+    compaction: Any = None  # which changes no count

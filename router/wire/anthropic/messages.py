@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ from router.values.constraint import Constraint
 from router.values.prompt import ChatPrompt, Message
 from router.values.request import ApiRequest
 from router.values.sampling import SamplingParams
+from router.wire.anthropic.errors import ThreadsUnserved
 from router.wire.anthropic.fields import CountCall, Format, MessagesCall
 from router.wire.anthropic.tools import functions_shown
 from router.wire.anthropic.turns import chat_of, system_of
@@ -29,6 +31,7 @@ _UNSERVED = Unserved(
     ("mcp_servers", only([]), "MCP servers are called by clients: offer what they have as `tools`"),
     ("container", only(), "no code is run here: leave it out"),
 )
+_COMPACTION = Unserved(("compaction", only(), "conversations are not summarized here: ask for a summary in a message"))
 _messages_decoder = msgspec.json.Decoder(MessagesCall)
 _count_decoder = msgspec.json.Decoder(CountCall)
 
@@ -39,7 +42,8 @@ def decode_messages(body: bytes) -> tuple[ApiRequest, MessagesCall]:
     Raises:
         InvalidRequest: naming the field at fault.
     """
-    raw = _decoded(_messages_decoder, body)
+    raw, named = _decoded(_messages_decoder, body)
+    _COMPACTION.refuse(raw, named)
     prompt, continuation = _prompt(raw)
     sampling = SamplingParams(
         max_tokens=raw.max_tokens,
@@ -59,15 +63,21 @@ def decode_count(body: bytes) -> ApiRequest:
     Raises:
         InvalidRequest: naming the field at fault.
     """
-    raw = _decoded(_count_decoder, body)
+    raw, _ = _decoded(_count_decoder, body)
     prompt, continuation = _prompt(raw)
     return ApiRequest(raw.model, prompt, SamplingParams(max_tokens=1), continuation)
 
 
-def _decoded(decoder: msgspec.json.Decoder[C], body: bytes) -> C:
+def _decoded(decoder: msgspec.json.Decoder[C], body: bytes) -> tuple[C, AbstractSet[str]]:
+    """Return the fields, and the names of those that the body has."""
     raw = decode_json(decoder, body)
-    _UNSERVED.refuse(raw, checked_field_names(body, frozenset(MessagesCall.__struct_fields__)))
-    return raw
+    named = checked_field_names(body, frozenset(MessagesCall.__struct_fields__))
+    if raw.thread is not None:
+        raise ThreadsUnserved(
+            "`thread`: nothing is kept between calls here: send the whole conversation, without it", param="thread"
+        )
+    _UNSERVED.refuse(raw, named)
+    return raw, named
 
 
 def _prompt(raw: CountCall) -> tuple[ChatPrompt, str]:

@@ -42,6 +42,7 @@ def chat_of(turns: Sequence[Turn]) -> list[Message]:
         InvalidRequest: naming the block at fault.
     """
     chat = _Chat()
+    heard_last = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=-1)
     for index, turn in enumerate(turns):
         blocks = [Block("text", turn.content)] if isinstance(turn.content, str) else turn.content
         where = f"messages[{index}]"
@@ -51,7 +52,9 @@ def chat_of(turns: Sequence[Turn]) -> list[Message]:
         elif turn.role == "assistant":
             chat.answer(*_assistant(blocks, at))
         elif turn.role == "system":
-            chat.add(system_of(blocks, at))
+            said = system_of(blocks, at)
+            if turn.clear_at != "next_user_message" or index > heard_last:
+                chat.add(said)
         else:
             raise InvalidRequest(
                 f"`{where}.role`: got `{turn.role[:40]}`, expected one of user, assistant, system",

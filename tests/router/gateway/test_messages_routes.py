@@ -294,6 +294,7 @@ async def test_a_stream_that_breaks_ends_with_an_error() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "y"}]}, "mcp_servers"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"temperature": 3}, "temperature"),
         ({"locality": "local-only"}, "locality"),
@@ -305,6 +306,40 @@ async def test_what_cannot_be_served_is_named(more: dict[str, Any], named: str) 
     assert (reply.status_code, found["type"], found["error"]["type"]) == (400, "error", "invalid_request_error")
     assert f"`{named}`" in found["error"]["message"]
     assert found["request_id"] == reply.headers["request-id"] == reply.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_threads_are_refused_by_the_code_at_which_clients_go_on_without(path: str) -> None:
+    async with client_of(gateway_deps()) as http:
+        reply = await http.post(path, json=body(thread={"type": "create"}), headers=THEIRS)
+        found = reply.json()["error"]
+        assert (reply.status_code, found["type"], found["code"]) == (
+            400,
+            "invalid_request_error",
+            "thread_unsupported_request",
+        )
+        assert found["details"] == {"error_code": "thread_unsupported_request"}
+        assert (await http.post(path, json=body(thread=None), headers=THEIRS)).status_code == 200
+
+
+async def test_a_compaction_changes_no_count() -> None:
+    async with client_of(gateway_deps()) as http:
+        sent = body(compaction={"type": "summarize"})
+        assert (await http.post("/v1/messages/count_tokens", json=sent, headers=THEIRS)).status_code == 200
+
+
+async def test_instructions_that_hold_for_one_turn_are_not_shown_behind_it() -> None:
+    passing = {"role": "system", "content": "be brief", "clear_at": "next_user_message"}
+    lasting = {"role": "system", "content": "be kind", "clear_at": "never"}
+    sent = body()
+    sent["messages"] = [{"role": "user", "content": "a"}, passing, lasting]
+    dispatcher = FakeDispatcher()
+    for added, shown in (
+        ([], ["a", "be brief", "be kind"]),
+        ([{"role": "user", "content": "b"}], ["a", "be kind", "b"]),
+    ):
+        await ask(dispatcher, {**sent, "messages": sent["messages"] + added})
+        assert [turn.content for turn in dispatcher.requests[-1].prompt.messages] == shown
 
 
 @pytest.mark.parametrize(
