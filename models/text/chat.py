@@ -109,10 +109,10 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt or bool(continuation),
                 **self._specials,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise InvalidRequest(
-                f"the model's chat template refuses these `messages`: {error}", param="messages"
-            ) from error
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            by_variables = variables and not isinstance(error, jinja2.TemplateError)  # those speak of turns as a rule
+            param = "chat_template_kwargs" if by_variables else "messages"
+            raise InvalidRequest(f"the model's chat template refuses these `{param}`: {error}", param=param) from error
         return text + continuation
 
 

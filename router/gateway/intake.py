@@ -236,10 +236,7 @@ class Intake:
         passed_on = wire_headers.passed_on(context.headers)
         attempts_left = wire_headers.attempts_left(context.headers)
         began = time.perf_counter()
-        try:
-            size = await self.count(context, api_request)
-        except ContextTooLong as error:
-            raise self._perhaps_later(error, self.deps.dispatcher.unreached(objective.locality)) from error
+        size = await self.count(context, api_request)
         counted = time.perf_counter()
         context.timings_ms.append(("tokenize", (counted - began) * 1000))
         if context.stay is not None:
@@ -345,7 +342,18 @@ class Intake:
         return replace(objective, priority=ceiling)
 
     async def count(self, context: RequestContext, api_request: ApiRequest) -> PromptSize:
-        """Return how long its prompt is; raises what `PromptCounter.count` does."""
+        """Return how long its prompt is.
+
+        Raises:
+            Unavailable: it fits no window that is known, and an upstream that may have a longer one was never reached.
+            InvalidRequest, ModelNotFound: as `PromptCounter.count`.
+        """
+        try:
+            return await self._counted(context, api_request)
+        except ContextTooLong as error:
+            raise self._perhaps_later(error, self._unreached(context)) from error
+
+    async def _counted(self, context: RequestContext, api_request: ApiRequest) -> PromptSize:
         prompts = _with_continuation(api_request.prompt, api_request.continuation)
         size = sum(map(size_chars, prompts))
         counted = partial(self._count_all, api_request.model, prompts)

@@ -21,6 +21,8 @@ _OTHERS = (
     ("/v1/realtime", "speech in real time is not served: send text to /v1/responses, with `stream`"),
     ("/v1/vector_stores", "no documents are kept here: get vectors at /v1/embeddings, and keep them yourself"),
 )
+_BASE_OF_OPENAI = "the base URL of an OpenAI client ends in /v1, once, with no slash behind it"
+_BASE_OF_ANTHROPIC = "Anthropic's SDKs take the base URL without /v1"
 _BELOW = "the APIs are below /v1 and /v2"
 
 
@@ -37,5 +39,5 @@ def remedy(path: str, served: Iterable[str]) -> str:
         end = meant.removeprefix("/v1")
         base = asked.removesuffix(end)
         if asked.endswith(end) and (not base.startswith("/v1/") or base.endswith("/v1") or base in known):
-            return f"{meant} is one; the base URL of an OpenAI client ends in /v1, once, with no slash behind it"
+            return f"{meant} is one; {_BASE_OF_ANTHROPIC if meant.startswith('/v1/messages') else _BASE_OF_OPENAI}"
     return next((told for begin, told in _OTHERS if asked.startswith(begin)), _BELOW)

@@ -41,7 +41,8 @@ _AHEAD = 256  # of one caller: what cannot be served for long keeps only its own
 _MOST_TRIES = 5
 _FIRST_PAUSE_S = 0.5
 _MOST_PAUSE_S = 30.0
-_MAY_PASS = frozenset({401, 408, 409, 425, 429, 500, 502, 503, 504})
+# 529 is Anthropic's, for 429 as for 503: it holds up its own caller alone, as a 429 does.
+_MAY_PASS = frozenset({401, 408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 @dataclass(slots=True)

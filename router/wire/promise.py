@@ -132,7 +132,7 @@ def refuse_deferring(headers: Mapping[str, str]) -> None:
     if DEFER in headers:
         raise InvalidRequest(
             f"`{DEFER}`: this call is not answered later: leave the header out; it is served on /v1/chat/completions, "
-            "/v1/completions, /v1/responses and /v1/embeddings",
+            "/v1/completions, /v1/responses, /v1/messages and /v1/embeddings",
             param=DEFER,
         )
 

@@ -14,6 +14,7 @@ from router.base.extras import installed
 from router.gateway.auth import OPEN_PATHS
 from router.gateway.endpoint import Endpoint
 from router.wire import names as wire_names
+from router.wire.anthropic.errors import OVERLOADED
 
 _REF = "#/components/schemas/"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -50,6 +51,26 @@ _ERROR = {
     },
 }
 _KSERVE_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "properties": {name: {"type": "string"} for name in ("type", "message", "code")}},
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+_ANTHROPIC_FAILS = {
+    "400": "the request must be changed; `error.message` names the field or header at fault",
+    **{status: _FAILS[status] for status in ("401", "404", "413")},
+    "429": "a limit of the caller's own is reached; `retry-after-ms` says when to come back",
+    str(OVERLOADED): "no capacity; `retry-after-ms` says when to come back, `x-should-retry: false` that no retry can "
+    "help",
+}
+_ERRORS = {"KServe V2": "KServeError", "Anthropic": "AnthropicError"}
+_KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 
 
 def describe(routes: Iterable[BaseRoute], tier: str) -> dict[str, Any]:
@@ -62,19 +83,19 @@ def describe(routes: Iterable[BaseRoute], tier: str) -> dict[str, Any]:
         page = paths.setdefault(_PARAMETER.sub(r"{\1}", route.path), {})
         for method in sorted((route.methods or set()) - {"HEAD"}):
             page[method.lower()] = _operation(route.path, method, endpoint, shapes)
-    components |= {"Error": _ERROR, "KServeError": _KSERVE_ERROR}
+    components |= {"Error": _ERROR, "KServeError": _KSERVE_ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": f"Overspill, {tier} tier",
             "version": installed("overspill") or "0",
-            "description": "OpenAI's API, KServe V2 (open inference protocol) and operations. Promises are asked for "
-            "by request headers; reply headers tell who answered, and what was given up for it.",
+            "description": "OpenAI's API, Anthropic's messages, KServe V2 (open inference protocol) and operations. "
+            "Promises are asked for by request headers; reply headers tell who answered, and what was given up for it.",
         },
         "paths": paths,
         "components": {
             "schemas": dict(sorted(components.items())),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": _KEYS,
         },
     }
 
@@ -88,14 +109,14 @@ def _schemas(bodies: list[type]) -> tuple[dict[type, dict[str, Any]], dict[str, 
 
 
 def _operation(path: str, method: str, endpoint: Endpoint, shapes: Mapping[type, dict[str, Any]]) -> dict[str, Any]:
-    kserve = path.startswith("/v2")
+    tag = _tag(path)
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PARAMETER.findall(path)
     ]
-    operation: dict[str, Any] = {"summary": endpoint.summary, "tags": [_tag(path)]}
+    operation: dict[str, Any] = {"summary": endpoint.summary, "tags": [tag]}
     if path not in OPEN_PATHS:
-        operation["security"] = [{"key": []}]
+        operation["security"] = [{name: []} for name in _KEYS]
     if endpoint.admits:
         parameters += [
             {"name": name, "in": "header", "schema": {"type": kind}, "description": what}
@@ -104,8 +125,9 @@ def _operation(path: str, method: str, endpoint: Endpoint, shapes: Mapping[type,
     if endpoint.takes is not None:
         content = {"application/json": {"schema": shapes[endpoint.takes]}}
         operation["requestBody"] = {"required": True, "content": content}
-    error = {"application/json": {"schema": {"$ref": f"{_REF}{'KServeError' if kserve else 'Error'}"}}}
-    fails = _FAILS if endpoint.admits else {"401": _FAILS["401"]} if path not in OPEN_PATHS else {}
+    error = {"application/json": {"schema": {"$ref": f"{_REF}{_ERRORS.get(tag, 'Error')}"}}}
+    admitted = _ANTHROPIC_FAILS if tag == "Anthropic" else _FAILS
+    fails = admitted if endpoint.admits else {"401": _FAILS["401"]} if path not in OPEN_PATHS else {}
     operation["responses"] = {"200": {"description": "answered"}}
     operation["responses"] |= {status: {"description": what, "content": error} for status, what in fails.items()}
     name = method.lower() + _PARAMETER.sub(r"by_\1", path)
@@ -116,5 +138,7 @@ def _operation(path: str, method: str, endpoint: Endpoint, shapes: Mapping[type,
 def _tag(path: str) -> str:
     if path.startswith("/v2"):
         return "KServe V2"
+    if path.startswith("/v1/messages"):
+        return "Anthropic"
     operations = ("/v1/status", "/v1/scale", "/v1/decisions")
     return "OpenAI" if path.startswith("/v1/") and not path.startswith(operations) else "Operations"

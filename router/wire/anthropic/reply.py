@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
 import orjson
 
 from router.base.errors import OverspillError
@@ -135,7 +134,7 @@ class MessageEncoder:
             _add(piece, content)
         for block in content:
             if block["type"] == "tool_use":
-                block["input"] = msgspec.json.decode(arguments_of(str(block["input"])))
+                block["input"] = orjson.Fragment(arguments_of(str(block["input"])))
         reason, stop = self._reason(finish_reason, stop)
         return orjson.dumps(self._head.message(content, reason, stop, usage))
 

@@ -161,7 +161,7 @@ def _parts(block: Block, at: str) -> list[Part]:
     if block.type == "document":
         return [_document(block, f"{at}.source")]
     if block.type == "search_result":
-        content = block.content if isinstance(block.content, list) else []
+        content = [Block("text", block.content)] if isinstance(block.content, str) else block.content or []
         texts = [_text_of(one, f"{at}.content[{index}]") for index, one in enumerate(content)]
         source = block.source if isinstance(block.source, str) else None
         return [_joined([block.title, source, *texts])]

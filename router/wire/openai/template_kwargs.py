@@ -30,8 +30,7 @@ def template_kwargs_of(raw: dict[str, Any] | None) -> bytes:
     """Return the variables as a JSON object; empty where there are none.
 
     Raises:
-        InvalidRequest: one of them is told elsewhere, or they are too large, or no server could read them: an integer
-            beyond 64 bits, or nested too deeply.
+        InvalidRequest: one of them is told elsewhere, or they are too large, or nest too deeply.
     """
     if not raw:
         return b""
@@ -41,8 +40,8 @@ def template_kwargs_of(raw: dict[str, Any] | None) -> bytes:
         raise InvalidRequest(f"`{name}`: the template has it already: leave it out", param=name)
     try:
         written = orjson.dumps(raw, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError as error:
-        raise InvalidRequest(f"`{_NAME}`: {error}: leave it out", param=_NAME) from None
+    except orjson.JSONEncodeError as error:  # numbers of more than 64 bits, or more than 250 levels
+        raise InvalidRequest(f"`{_NAME}`: {error}", param=_NAME) from None
     if len(written) > _MAX_BYTES:
         raise InvalidRequest(f"`{_NAME}`: {len(written)} bytes of JSON, at most {_MAX_BYTES} are read", param=_NAME)
     return written

@@ -219,6 +219,14 @@ def test_a_template_is_told_what_the_caller_tells_it() -> None:
         assert tokenizer.decode(encoder.encode(prompt)) == encoder.render(prompt) == text
 
 
+@pytest.mark.parametrize("source", ["{{ 'x' + custom }}", "{{ custom | dictsort }}", "{{ 'x'.center(custom ** 9) }}"])
+def test_what_a_template_cannot_do_with_it_names_it(source: str) -> None:
+    with pytest.raises(InvalidRequest) as told:
+        ChatTemplate(source).render([Message("user", "hi")], variables={"custom": 1e99})
+    assert told.value.param == "chat_template_kwargs"
+    assert "`chat_template_kwargs`" in told.value.message
+
+
 def test_special_tokens_told_to_a_template_stay_text() -> None:
     tokenizer = Tokenizer(backend(), eos_ids=[2], bos_id=1, adds_bos=False)
     encoder = PromptEncoder(tokenizer, ChatTemplate(TOLD))

@@ -42,6 +42,13 @@ def test_another_base_url_is_told_the_path(server: Server, path: str, meant: str
     assert f"no such path; {meant} is one; the base URL of an OpenAI client ends in /v1" in told(server, path)
 
 
+@pytest.mark.parametrize("path", ["/v1/v1/messages", "/v1/v1/messages/count_tokens", "/v1/messages/v1/messages"])
+def test_anthropics_clients_are_told_of_their_base_url_in_their_form(server: Server, path: str) -> None:
+    reply = httpx.post(f"{server.url}{path}", json={}, headers={"anthropic-version": "2023-06-01"})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+    assert "Anthropic's SDKs take the base URL without /v1" in reply.json()["error"]["message"]
+
+
 def test_the_openai_client_shows_it(server: Server) -> None:
     sdk = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
     with sdk, pytest.raises(openai.NotFoundError, match="/v1/completions is one"):

@@ -10,16 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from router.base.errors import InvalidRequest, ReplicaBroken
+from router.base.errors import ContextTooLong, InvalidRequest, ReplicaBroken
 from router.values.answer import Answer, Route
 from router.values.chunk import FinishReason, TokenChunk
-from router.values.prompt import Message
+from router.values.prompt import Message, Prompt, PromptSize
 from router.values.request import InferenceRequest, Locality
 from router.values.tool_calls import ToolChoice, call_text
 from router.values.usage import TokenDetails
 from router.wire.anthropic import turns
 from router.wire.anthropic.fields import Block, Turn
-from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, client_of, gateway_deps, serving
+from tests.support.gateway_fakes import FAMILY, FakeDispatcher, Server, WordCounter, client_of, gateway_deps, serving
 
 WEATHER = {
     "name": "weather",
@@ -174,6 +174,14 @@ async def test_calls_are_blocks_whole_and_streamed() -> None:
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
+async def test_the_input_of_a_call_is_told_as_it_was_written() -> None:
+    """A number of more than 64 bits was a 500: it was decoded, and cannot be encoded again."""
+    script = Scripted(TokenChunk(call_text("weather", '{"city": "Ulm", "n": 123456789012345678901234567890}')), ended())
+    reply = await ask(script, body(tools=[WEATHER]))
+    assert (reply.status_code, reply.json()["stop_reason"]) == (200, "tool_use")
+    assert reply.json()["content"][0]["input"] == {"city": "Ulm", "n": 123456789012345678901234567890}
+
+
 async def test_a_call_that_was_cut_is_still_a_body_that_clients_can_read() -> None:
     script = Scripted(TokenChunk(CALL[:55]), ended(reason=FinishReason.LENGTH))
     found = (await ask(script, body(tools=[WEATHER]))).json()
@@ -209,6 +217,20 @@ async def test_a_history_with_calls_results_images_and_thoughts() -> None:
     assert (assistant.content, assistant.tool_calls[0].arguments) == ("One moment.", '{"city": "Ulm"}')
     assert (tool.role, tool.content, tool.call_id) == ("tool", "sunny", "t1")
     assert [part if isinstance(part, str) else part.kind.value for part in user.parts] == ["images", "say ok", "now"]
+
+
+@pytest.mark.parametrize("content", ["three", [{"type": "text", "text": "three"}]])
+async def test_what_a_search_found_is_read(content: str | list[Any]) -> None:
+    found = {"type": "search_result", "title": "one", "source": "two", "content": content, "citations": {}}
+    said = {"type": "text", "text": "say ok"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [found]}
+    for blocks, shown in (
+        ([found, said], ["one\ntwo\nthree\nsay ok"]),
+        ([result, said], ["one\ntwo\nthree", "say ok"]),
+    ):
+        dispatcher = FakeDispatcher()
+        await ask(dispatcher, body(blocks))
+        assert [turn.content for turn in dispatcher.requests[-1].prompt.messages] == shown
 
 
 async def test_what_claude_code_says_to_anthropics_servers_alone_is_no_part_of_the_prompt() -> None:
@@ -395,6 +417,31 @@ async def test_tokens_are_counted() -> None:
         reply = await http.post("/v1/messages/count_tokens", json=sent, headers=THEIRS)
         assert reply.json() == {"input_tokens": 6}
         reply = await http.post("/v1/messages/count_tokens", json={"model": FAMILY}, headers=THEIRS)
+        assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+class Unreached(FakeDispatcher):
+    """An upstream was never reached."""
+
+    def unreached(self, locality: Locality) -> str:
+        return "" if locality is Locality.LOCAL_ONLY else "upstream: not reached yet"
+
+
+class Narrow(WordCounter):
+    """No window that is known takes it."""
+
+    def count(self, model: str, prompt: Prompt) -> PromptSize:
+        raise ContextTooLong("the prompt fits no window", param="messages")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_what_an_upstream_may_serve_that_was_never_reached_is_to_come_back(path: str) -> None:
+    async with client_of(gateway_deps(Unreached(), prompts=Narrow())) as http:
+        for sent in (body(), {**body(), "model": "other"}):
+            reply = await http.post(path, json=sent)
+            assert (reply.status_code, reply.json()["error"]["type"]) == (529, "overloaded_error")
+            assert "upstream: not reached yet" in reply.json()["error"]["message"]
+        reply = await http.post(path, json=body(), headers={"x-overspill-locality": "local-only"})
         assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
 
 

@@ -339,5 +339,6 @@ async def test_who_counts_on_an_answer_later_is_told_that_there_is_none() -> Non
                 for reply in replies:
                     error = reply.json()["error"]
                     assert (reply.status_code, error["param"]) == (400, "x-overspill-defer")
+                    assert "/v1/messages" in error["message"]
                     assert "it is served on /v1/chat/completions" in error["message"]
     assert not server.bodies

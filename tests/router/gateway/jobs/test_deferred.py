@@ -157,6 +157,28 @@ async def test_asking_again_under_the_same_id_is_one_asking(tmp_path: Path) -> N
         assert sorted(replica.asked) == ["hello", "something else"]
 
 
+async def test_a_message_of_anthropics_api_is_tried_again_while_the_tier_is_full(tmp_path: Path) -> None:
+    """It is told 529 where others are told 429 or 503, which was taken for its answer."""
+    replica = Echo()
+    async with job_tier(tmp_path, replica) as (tier, _), httpx.AsyncClient(base_url=tier.url, timeout=30) as http:
+
+        def full() -> float | None:
+            names = {"route": "messages", "status": "529"}
+            return tier.telemetry.registry.get_sample_value("overspill_gateway_responses_total", names)
+
+        _off(replica, tier)
+        reply = await http.post("/v1/messages", json=_body("hello", max_tokens=9), headers=ALLOW)
+        assert reply.status_code == 202
+        known = tier.dispatcher.replicas
+        tier.dispatcher.set_replicas([])
+        await until(full)
+        tier.dispatcher.set_replicas(known)
+        _off(replica, tier, available=True)
+        later = await _answered(tier, reply.headers["location"])
+        assert (later["status"], later["response"]["status_code"]) == ("completed", 200)
+        assert later["response"]["body"]["content"] == [{"type": "text", "text": "hello"}]
+
+
 async def test_a_stream_is_answered_whole_later(tmp_path: Path) -> None:
     replica = Echo()
     async with job_tier(tmp_path, replica) as (tier, _):
@@ -227,6 +249,9 @@ async def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
     async with job_tier(tmp_path, replica, settings=JobsSettings(min_free_mbytes=0, max_deferred=2)) as (tier, _):
         _off(replica, tier)
         assert [(await _ask(tier, f"{n}")).status_code for n in range(3)] == [202, 202, 503]
+        async with httpx.AsyncClient(base_url=tier.url, timeout=30) as http:
+            told = await http.post("/v1/messages", json=_body("x", max_tokens=9), headers=ALLOW)
+            assert (told.status_code, told.json()["error"]["type"]) == (529, "overloaded_error")
 
 
 @contextlib.asynccontextmanager

@@ -39,6 +39,21 @@ async def test_bodies_are_those_that_are_decoded(http: httpx.AsyncClient) -> Non
     assert "_" not in {name[0] for name in described["components"]["schemas"]}
 
 
+async def test_anthropics_api_is_told_with_its_errors_and_its_key(http: httpx.AsyncClient) -> None:
+    described = (await http.get("/openapi.json")).json()
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        told = described["paths"][path]["post"]
+        assert told["tags"] == ["Anthropic"]
+        assert {"x-api-key": []} in told["security"]
+        errors = {name: reply for name, reply in told["responses"].items() if name != "200"}
+        assert "529" in errors
+        assert "503" not in errors
+        for reply in errors.values():
+            assert reply["content"]["application/json"]["schema"]["$ref"].endswith("/AnthropicError")
+    assert described["components"]["securitySchemes"]["x-api-key"]["in"] == "header"
+    assert "<h2>Anthropic</h2>" in (await http.get("/docs")).text
+
+
 async def test_all_references_resolve(http: httpx.AsyncClient) -> None:
     reply = await http.get("/openapi.json")
     known = {f"#/components/schemas/{name}" for name in reply.json()["components"]["schemas"]}

@@ -309,6 +309,14 @@ WRONG_CHAT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.parametrize("value", [str(2**64), "[" * 300 + "]" * 300])
+def test_variables_of_a_template_that_cannot_be_written_again_are_named(value: str) -> None:
+    body = f'{{"model": "m", "messages": {json.dumps(HELLO)}, "chat_template_kwargs": {{"custom": {value}}}}}'
+    with pytest.raises(InvalidRequest, match="`chat_template_kwargs`: ") as raised:
+        decode_chat(body.encode())
+    assert raised.value.param == "chat_template_kwargs"
+
+
 @pytest.mark.parametrize(("fields", "param"), WRONG_CHAT, ids=[f"{p}-{i}" for i, (_, p) in enumerate(WRONG_CHAT)])
 def test_wrong_chat_fields_are_named(fields: dict, param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
