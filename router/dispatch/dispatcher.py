@@ -218,7 +218,7 @@ class Dispatcher:
         self._known_models = frozenset([name for info in infos for name in (info.family, info.variant)])
         self._signals.health.keep_only(infos)
         self._signals.what_if.set_replicas(infos if len(infos) <= MANY else ())
-        for learnt in (self._signals.latency, self._signals.peaks, self._signals.affinity):
+        for learnt in (self._signals.latency, self._signals.peaks, self._signals.affinity, self._feedback):
             learnt.keep_only(set(by_id))
         self._binder.set_replicas(by_id)
 

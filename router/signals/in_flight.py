@@ -26,9 +26,10 @@ class Attempt:
         opened: the replica has it, so its snapshots can show it.
         own_s: what the replica says that it took for all of it; see `TokenChunk.own_s`.
         first_at_s: when its first text came, None before; last_at_s: its last until now; tokens: how many came.
+        alive: tokens of it came, though they may show nothing yet.
         held_back: its replica had to wait, as its reader left too much unread: its times are the reader's.
         overdue: the deadline came before its end.
-        silent: nobody waits any more, long after its first text should have come.
+        silent: nobody waits any more, long after its first token should have come.
         overran: it went on past the cap that it was sent.
         mark: where its device's clock stood at its first token.
         ends_s: when its answer is worth nothing any more, on the tier's clock; infinity without a deadline.
@@ -71,7 +72,7 @@ class Attempt:
         self.own_s: float | None = None
         self.last_at_s = 0.0
         self.tokens = 0
-        self.held_back = self.overdue = self.silent = self.overran = self.gave_up = self.outrun = False
+        self.alive = self.held_back = self.overdue = self.silent = self.overran = self.gave_up = self.outrun = False
         self.mark: Mark | None = None
         self.ends_s = math.inf
         self.give_up: Callable[[], bool] | None = None

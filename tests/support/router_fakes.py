@@ -59,7 +59,8 @@ class FakeReplica:
 
     Attributes:
         faults: taken from the front, one a call: `unreachable`, `crash`, `invalid`, `hang`, `silent`, `("refuse", s)`,
-            `("break", n)`, `("stall", n)`, `("empty", n)`, `("left", n)` after n tokens, an error of the tree, or None.
+            `("break", n)`, `("stall", n)`, `("empty", n)`, `("left", n)` after n tokens, `wordless` (tokens that show
+            nothing), an error of the tree, or None.
         cuts: its answers end by length, whatever their cap.
         kv_tokens: size of its KV cache, of which the requests inside hold their prompts; None tells nothing of it.
         most_kv_tokens: the most that they ever held.
@@ -174,7 +175,8 @@ class FakeReplica:
             self._left[key] -= 1
             first = index == begun
             origin = self.origin if first else None
-            yield TokenChunk(word(index), 1, origin=origin, cached_tokens=cached if first else None)
+            text = "" if kind == "wordless" else word(index)
+            yield TokenChunk(text, 1, origin=origin, cached_tokens=cached if first else None)
         stopped = not self.cuts and (cap is None or total < cap)
         reason = FinishReason.STOP if stopped else FinishReason.LENGTH
         counted = request.prompt_tokens if self.counts_prompt else None

@@ -23,7 +23,7 @@ def readiness_of(pool: Pool, asker: str = "") -> Readiness:
     told = [_why(seen) for seen in able]  # without names of models: anybody may ask
     told += [f"{source.who}: {source.text}" for source in pool.sources() if source.within(pool.locality)]
     if not found and pool.replicas:
-        return Readiness("all that is behind leads back to the tier that asks")
+        told.insert(0, "all that is behind leads back to the tier that asks")
     if not told and found:
         told = [f"the policy `{pool.settings.policy}` keeps to {pool.locality.value}, and no replica is there"]
     back_in_s = min((seen.back_in_s for seen in able if seen.back_in_s > 0), default=0.0)

@@ -61,6 +61,10 @@ class Traveller(Protocol):
         """A chunk goes to the caller."""
         ...
 
+    def sign_of_life(self, attempt: Attempt) -> None:
+        """The first tokens came, and show nothing."""
+        ...
+
     def cap_exceeded(self, attempt: Attempt) -> None:
         """The replica went on past its cap; the answer ends there."""
         ...
@@ -127,7 +131,8 @@ class AttemptRun:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._over and self.attempt.first_at_s is None and isinstance(error, asyncio.CancelledError):
+        waited = not self._over and self.attempt.first_at_s is None and self.stream.quiet
+        if waited and isinstance(error, asyncio.CancelledError):
             self._journey.caller_left(self.attempt)
         try:
             await self.stream.__aexit__(kind, error, trace)
@@ -217,6 +222,8 @@ class AttemptRun:
         self._held = _joined(self._held, chunk)
         self._cached_tokens = chunk.cached_tokens if self._cached_tokens is None else self._cached_tokens
         if chunk.tokens:
+            if not self.attempt.alive:
+                self._journey.sign_of_life(self.attempt)
             self._quiet_since_s = self._clock.now_s()
             self.stream.wait_until(min(self._quiet_since_s + self._timeout_s, self._ends_s))
         return None

@@ -7,6 +7,8 @@ come: a first token that is late took at least so long.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, final
 
 import structlog
@@ -48,9 +50,22 @@ class Progress(Protocol):
     chars: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """The upper figure of a first token, its wait apart, that stood for so many tokens to prefill."""
+
+    high_s: float
+    tokens: float
+
+
 @final
 class Feedback:
-    """Called by journeys, on the event loop; `attempt_ended` once for each attempt."""
+    """Called by journeys, on the event loop; `attempt_ended` once for each attempt.
+
+    What is waited for in vain raises what is predicted, and by that alone a replica that hangs would be expected to
+    take ever longer, and never be silent. So each that lets callers wait in vain has a bar: what was predicted before
+    the first of them taught anything. It stands until the replica shows a sign of life.
+    """
 
     def __init__(
         self,
@@ -68,6 +83,11 @@ class Feedback:
         self._admission = admission
         self._telemetry = telemetry
         self._clock = clock
+        self._bars: dict[str, _Bar] = {}  # by replica id
+
+    def keep_only(self, replica_ids: set[str]) -> None:
+        """Forget replicas that are gone."""
+        self._bars = {name: bar for name, bar in self._bars.items() if name in replica_ids}
 
     def hedge_decided(self, winner: Attempt, journey: Progress, *, second: bool) -> None:
         """Count who was first with a token; the other one teaches that it would have taken at least so long."""
@@ -78,10 +98,16 @@ class Feedback:
         event = "hedge_won" if second else "hedge_lost"
         journey.record.happened(self._clock.now_s(), event, replica=winner.info.replica_id)
 
+    def sign_of_life(self, attempt: Attempt) -> None:
+        """The first tokens of an attempt came, with or without text."""
+        attempt.alive = True
+        self._bars.pop(attempt.info.replica_id, None)
+
     def chunk_arrived(self, attempt: Attempt, journey: Progress, chunk: TokenChunk, now_s: float) -> None:
         """A chunk arrived: learn TTFT from the first, count the tokens of all."""
         info = attempt.info
         if attempt.first_at_s is None:
+            self.sign_of_life(attempt)
             attempt.first_at_s = now_s
             attempt.own_s = chunk.own_s
             if not attempt.held_up:
@@ -164,16 +190,24 @@ class Feedback:
         """Nobody waits any more for an answer that did not begin; a line that is stopped was held up for others."""
         if not attempt.held_up and not journey.request.objective.in_slack:
             self._waited_in_vain(attempt, journey)
-            if not attempt.silent:  # else so long would be expected of a broken one, and the next silence be none
+            if not attempt.silent:  # else a self-test tells first whether it is broken, or only slow
                 self._late_to_begin(attempt)
 
     def _waited_in_vain(self, attempt: Attempt, journey: Progress) -> None:
         """Whoever waited for a first token waits no more, and none had come."""
         took_s = self._clock.now_s() - attempt.sent_at_s
         self._signals.canaries.first_token(attempt.info, journey.request, attempt.sent_at_s, took_s)
-        silent_s = max(_SILENT * attempt.choice.candidate.prediction.ttft_high_s, _SILENT_LEAST_S)
         counted = journey.request.prompt_slack == 0  # an estimate may be that far off by itself
-        attempt.silent = counted and took_s > silent_s
+        attempt.silent = counted and not attempt.alive and took_s > self._silent_s(attempt)
+
+    def _silent_s(self, attempt: Attempt) -> float:
+        """Return the seconds from which on an attempt without a sign of life is silent."""
+        prediction, bar = attempt.choice.candidate.prediction, self._bars.get(attempt.info.replica_id)
+        high_s = prediction.ttft_high_s
+        if bar is not None:
+            longer = max(1.0, attempt.work.prefill_tokens / bar.tokens)
+            high_s = min(high_s, prediction.wait_s + bar.high_s * longer)
+        return max(_SILENT * high_s, _SILENT_LEAST_S)
 
     def given_up(self, attempt: Attempt, journey: Progress) -> None:
         """An answer gives its slot up before its deadline. It is told, counted, and no verdict on its replica."""
@@ -186,9 +220,20 @@ class Feedback:
 
     def _late_to_begin(self, attempt: Attempt) -> None:
         """Learn of an attempt that ends before its first token that it would have taken at least so long."""
-        took_s = self._clock.now_s() - attempt.sent_at_s
-        if attempt.first_at_s is None and took_s > attempt.choice.candidate.prediction.ttft_s:
+        self._took_at_least(attempt, self._clock.now_s() - attempt.sent_at_s)
+
+    def _took_at_least(self, attempt: Attempt, took_s: float) -> None:
+        prediction = attempt.choice.candidate.prediction
+        if attempt.first_at_s is None and took_s > prediction.ttft_s:
+            if not attempt.alive:
+                bar = _Bar(prediction.ttft_high_s - prediction.wait_s, attempt.work.prefill_tokens)
+                self._bars.setdefault(attempt.info.replica_id, bar)
             self._signals.latency.observe_ttft(attempt.info, attempt.work, took_s, censored=True)
+
+    def _only_slow(self, attempt: Attempt, took_s: float) -> None:
+        """A replica has answered our own word: what its callers waited in vain, 0 for nothing, is how slow it is."""
+        self._took_at_least(attempt, took_s)
+        self._bars.pop(attempt.info.replica_id, None)
 
     def cap_exceeded(self, attempt: Attempt, journey: Progress) -> None:
         """A replica went on past the cap that it was sent: the answer ends there, and teaches nothing of lengths."""
@@ -244,5 +289,8 @@ class Feedback:
         breaker, request = self._signals.health.breaker(attempt.info), journey.request
         self._signals.canaries.failed(attempt.info, request, attempt.sent_at_s)
         if breaker.fail(source=source_of(request, found), trial=attempt.trial):
-            silent_s = _SILENT * attempt.choice.candidate.prediction.ttft_high_s
-            self._self_tests.begin(attempt.replica, breaker, request.prompt, silent_s)
+            silent_s, took_s = self._silent_s(attempt), self._clock.now_s() - attempt.sent_at_s
+            waited = found is Verdict.DOWN and not attempt.alive and took_s > silent_s
+            learns = waited and not (attempt.held_up or attempt.overdue)  # what a deadline cut is learnt already
+            passed = partial(self._only_slow, attempt, took_s if learns else 0.0)
+            self._self_tests.begin(attempt.replica, breaker, request.prompt, silent_s, passed)

@@ -255,6 +255,10 @@ class Journey:
         self.gave_up = True
         return TokenChunk("", tokens=0, finish_reason=FinishReason.LENGTH)
 
+    def sign_of_life(self, attempt: Attempt) -> None:
+        """Note that the first tokens of an attempt came, and show nothing."""
+        self.feedback.sign_of_life(attempt)
+
     def cap_exceeded(self, attempt: Attempt) -> None:
         """Note that a replica went on past the cap that it was sent."""
         self.feedback.cap_exceeded(attempt, self)

@@ -59,18 +59,21 @@ class SelfTests:
         self._ids = count(1)
         self._stopped = False
 
-    def begin(self, replica: Replica, breaker: Breaker, like: Input, silent_s: float) -> None:
+    def begin(
+        self, replica: Replica, breaker: Breaker, like: Input, silent_s: float, passed: Callable[[], None]
+    ) -> None:
         """Test `replica`, and tell its suspected `breaker`; does nothing after `stop`.
 
         Args:
             like: a prompt of the kind that failed: chat, text or a call.
             silent_s: silence beyond that is a failure, within the bounds of what any replica gets.
+            passed: called when the replica has answered.
         """
         if self._stopped:
             return
         limit_s = min(max(silent_s, _LEAST_S), self.settings.first_token_timeout_ms / 1e3)
         name = f"self-test of {replica.info.replica_id}"
-        task = asyncio.create_task(self._run(replica, breaker, like, limit_s), name=name)
+        task = asyncio.create_task(self._run(replica, breaker, like, limit_s, passed), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -81,7 +84,9 @@ class SelfTests:
     async def close(self) -> None:
         await end(*self._tasks)
 
-    async def _run(self, replica: Replica, breaker: Breaker, like: Input, limit_s: float) -> None:
+    async def _run(
+        self, replica: Replica, breaker: Breaker, like: Input, limit_s: float, passed: Callable[[], None]
+    ) -> None:
         result, why = "untold", "it was given up"
         try:
             result, why = await self._ask(replica, self._request(replica, like), limit_s)
@@ -91,6 +96,7 @@ class SelfTests:
             log.info("self-test", endpoint=endpoint, replica=replica.info.replica_id, result=result, why=why)
             if result == "passed":
                 breaker.self_test_passed()
+                passed()
             elif result == "failed":
                 breaker.self_test_failed(why)
             else:

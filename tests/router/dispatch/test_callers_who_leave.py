@@ -87,6 +87,134 @@ async def test_what_a_caller_waited_for_in_vain_is_learnt_where_it_is_no_silence
         assert predicted[-1] > 10 * predicted[0]
 
 
+async def _word_is_asked(w: World) -> None:
+    """Let a self-test that runs come to its end: it may take as long as any first token."""
+    for _ in range(31):
+        await w.clock.advance(1.0)
+
+
+def _first_predicted_ms(w: World, request_id: str) -> float:
+    """What was predicted for a request on the one replica that it may go to."""
+    return w.record(request_id)["candidates"][0]["ttft_ms"]
+
+
+async def _teaches_to_expect_long(w: World) -> None:
+    """Callers who wait in vain, each for too short a time to call it silence."""
+    for number in range(12):
+        await _leaves(w, 0.9, model="tiny-int8", request_id=f"t{number}")
+    assert _first_predicted_ms(w, "t11") > 10 * _first_predicted_ms(w, "t0")
+
+
+async def test_a_replica_that_hangs_is_not_expected_to_take_ever_longer() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = ["hang"] * 100
+        await _teaches_to_expect_long(w)
+        for _ in range(3):
+            await _leaves(w, 3.0, model="tiny-int8")
+        await _word_is_asked(w)
+        assert _state(w) is not BreakerState.CLOSED
+        w.nothing_is_held()
+
+
+async def test_deadlines_that_pass_do_not_make_a_replica_that_hangs_look_slow() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = ["hang"] * 100
+        for number in range(12):
+            await _leaves(w, 5.0, model="tiny-int8", deadline_s=0.9, request_id=f"d{number}")
+        for _ in range(3):
+            await _leaves(w, 5.0, model="tiny-int8", deadline_s=3.0)
+        await _word_is_asked(w)
+        assert _state(w) is not BreakerState.CLOSED
+
+
+async def test_a_longer_prompt_is_waited_for_as_much_longer() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = ["hang"] * 12
+        await _teaches_to_expect_long(w)
+        w.local.faults = ["hang"] * 3
+        for _ in range(3):
+            await _leaves(w, 3.0, model="tiny-int8", prompt_tokens=1500)
+        await _word_is_asked(w)
+        assert _state(w) is BreakerState.CLOSED
+        assert len(w.local.sent) == 15, "no self-test was made"
+
+
+async def test_an_answer_says_that_the_replica_is_as_slow_as_it_seemed() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = ["hang"] * 12
+        await _teaches_to_expect_long(w)
+        await w.clock.run(w.ask(model="tiny-int8"))
+        before = len(w.local.sent)
+        w.local.faults = ["hang"] * 3
+        for _ in range(3):
+            await _leaves(w, 1.2, model="tiny-int8")
+        await _word_is_asked(w)
+        assert len(w.local.sent) == before + 3, "no self-test was made"
+
+
+async def test_what_is_known_of_a_silent_replica_goes_with_it() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = ["hang"] * 100
+        await _teaches_to_expect_long(w)
+        assert set(w.dispatcher._feedback._bars) == {w.local.info.replica_id}
+        w.dispatcher.set_replicas([w.small])
+        assert not w.dispatcher._feedback._bars
+
+
+@pytest.mark.parametrize("stays", [False, True])
+async def test_a_replica_that_is_only_slow_is_learnt_and_others_are_asked(stays: bool) -> None:
+    """It answers our own word in time, and all that its callers ask of it far too late."""
+    async with world(remote=False, first_token_timeout_ms=10_000.0, max_attempts=1) as w:
+        w.local.slower = 50.0
+        predicted = []
+        for number in range(30):
+            changes = {"model": "tiny-int8", "prompt_tokens": 1000, "request_id": f"s{number}"}
+            await _leaves(w, 20.0 if stays else 9.9, **changes)
+            await w.clock.advance(5.0)
+            if w.record(f"s{number}")["candidates"]:
+                predicted.append(_first_predicted_ms(w, f"s{number}"))
+        assert _state(w) is BreakerState.CLOSED
+        assert predicted[-1] > 4 * predicted[0]
+        route, _ = await w.clock.run(w.ask(prompt_tokens=1000, ttft_s=2.0))
+        assert route.variant == w.small.info.variant
+
+
+async def test_tokens_that_show_nothing_are_signs_of_life() -> None:
+    async with world(remote=False) as w:
+        w.local.faults, w.local.answer_tokens = ["wordless"] * 10, 10**4
+        for _ in range(6):
+            await _leaves(w, 10.0, model="tiny-int8")
+        await _word_is_asked(w)
+        assert _state(w) is BreakerState.CLOSED
+        assert len(w.local.sent) == 6, "no self-test was made"
+        assert not w.dispatcher._feedback._bars
+        w.nothing_is_held()
+
+
+async def test_callers_who_leave_at_once_ask_for_one_self_test() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = ["hang"] * 100
+        asks = [asyncio.ensure_future(w.ask(model="tiny-int8")) for _ in range(4)]
+        await w.clock.advance(5.0)
+        for ask in asks:
+            ask.cancel()
+        await asyncio.gather(*asks, return_exceptions=True)
+        await _word_is_asked(w)
+        assert _state(w) is not BreakerState.CLOSED
+        assert len(w.local.sent) == 5
+        w.nothing_is_held()
+
+
+async def test_an_estimated_prompt_says_nothing_of_silence() -> None:
+    async with world(remote=False) as w:
+        w.local.faults = ["hang"] * 100
+        await _teaches_to_expect_long(w)
+        for _ in range(6):
+            await _leaves(w, 10.0, model="tiny-int8", prompt_slack=10)
+        await _word_is_asked(w)
+        assert _state(w) is BreakerState.CLOSED
+
+
 async def test_a_canary_that_hangs_steps_back_though_its_callers_leave() -> None:
     async with deployments(msgspec.structs.replace(NEXT, weight=0.3)) as d:
         await d.send(range(40))

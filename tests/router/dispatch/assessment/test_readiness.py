@@ -22,6 +22,13 @@ class Away(FakeReplica):
         return msgspec.structs.replace(super().snapshot(), available=False, why=self.why, back_in_s=self.back_in_s)
 
 
+class Back(FakeReplica):
+    """Leads back to the tier `below`."""
+
+    def reach(self) -> dict[str, int]:
+        return {"below": 1}
+
+
 def tier(*replicas: FakeReplica, policy: str = "slo-utility") -> Dispatcher:
     return Dispatcher(replicas, RouterSettings(policy=policy), clock=VirtualClock())
 
@@ -48,6 +55,13 @@ async def test_who_was_never_reached_is_named() -> None:
     dispatcher.expect(lambda: [Unreached("backend lab", "ConnectError: refused")])
     assert "backend lab: not reached yet" in dispatcher.readiness().why
     assert "ConnectError: refused" in dispatcher.readiness().why
+
+
+async def test_who_was_never_reached_is_named_where_all_others_lead_back() -> None:
+    dispatcher = tier(Back(info("fp32", remote=True), VirtualClock()))
+    dispatcher.expect(lambda: [Unreached("backend lab", "ConnectError: refused")])
+    why = dispatcher.readiness("below").why
+    assert why.startswith("all that is behind leads back to the tier that asks; backend lab: not reached yet")
 
 
 async def test_what_the_policy_keeps_out_does_not_count() -> None:
