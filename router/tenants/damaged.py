@@ -11,12 +11,33 @@ from pathlib import Path
 from typing import Any
 
 _DAMAGED = re.compile("malformed|not a database|file is encrypted", re.IGNORECASE)  # as SQLite words it
+_HEADER = b"SQLite format 3\0"
+_CHUNK_BYTES = 1 << 20
 _WITH_IT = ("", "-wal", "-shm")  # what was written last stands in its log of changes
 
 
 def tells_damage(error: object) -> bool:
     """Whether an error says that the file is none that SQLite can go on with."""
     return _DAMAGED.search(str(error)) is not None
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file was never SQLite's: it neither begins as one does, nor is what a lost machine leaves of one.
+
+    What it leaves is an empty file, or one of zeros alone.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        chunk = file.read(_CHUNK_BYTES)
+        if chunk.startswith(_HEADER):
+            return False
+        while chunk:
+            if chunk.count(0) < len(chunk):
+                return True
+            chunk = file.read(_CHUNK_BYTES)
+    return False
 
 
 def readable_rows(path: Path, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -34,7 +34,7 @@ from sqlalchemy.pool import NullPool
 from router.base.errors import ConfigError, in_words
 from router.base.held_file import HeldFile
 from router.base.host import on_read_only_disk
-from router.tenants.damaged import readable_rows, set_aside, tells_damage
+from router.tenants.damaged import is_foreign, readable_rows, set_aside, tells_damage
 from router.tenants.used import Counts, UsageKey, UsageRow
 
 log = structlog.get_logger("router.tenants")
@@ -81,7 +81,8 @@ class UsageDatabase:
                 else nothing is made, and that is an error.
 
         Raises:
-            ConfigError: the URL is none, its driver is missing, or the database cannot be used.
+            ConfigError: the URL is none, its driver is missing, or the database cannot be used; or the file is no
+                database, which a mistyped path is enough for: it stays as it is.
         """
         try:
             self._engine = create_engine(self._url)
@@ -104,6 +105,11 @@ class UsageDatabase:
             why = getattr(error, "orig", None) or error
             if make and (_FAILING.search(str(why)) or self._is_read_only()):
                 return
+            if tells_damage(why) and self._is_foreign():
+                raise ConfigError(
+                    f"{PARAM}: {shown} is a file, but no database of SQLite; name another file, or move this one away",
+                    param=PARAM,
+                ) from None
             if make and not self.damaged and tells_damage(why) and self._begin_anew(str(why)):
                 return
             raise ConfigError(
@@ -139,7 +145,8 @@ class UsageDatabase:
         except SQLAlchemyError as error:
             if self._engine is not None:  # what was opened on a read-only disk stays read-only
                 self._engine.dispose()
-            if tells_damage(error):
+            # What was open here before is ours, whatever has become of it; what took its place may be anybody's.
+            if tells_damage(error) and (self._held is not None or not self._is_foreign()):
                 self._begin_anew(str(getattr(error, "orig", None) or error))
             raise
         if self._held is None:
@@ -253,6 +260,14 @@ class UsageDatabase:
         """Return where SQLite keeps it; None for other databases."""
         url = make_url(self._url)
         return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+    def _is_foreign(self) -> bool:
+        """Whether the file is none that SQLite wrote, and therefore nothing of ours."""
+        file = self._file()
+        try:
+            return file is not None and file.is_file() and is_foreign(file)
+        except OSError:
+            return True
 
     def _is_read_only(self) -> bool:
         file = self._file()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from router.base.clock import MonotonicClock
+from router.base.errors import ConfigError
 from router.tenants.damaged import set_aside
 from router.tenants.database import UsageDatabase
 from router.tenants.ledger import Ledger
@@ -19,6 +20,7 @@ from router.values.usage import Usage
 NOVEMBER = 1_795_312_800.0  # 2026-11-22T02:00:00Z
 ROWS = 4_000
 FEW = 40
+HEADER = b"SQLite format 3\0"
 
 
 def ledger_of(path: Path) -> Ledger:
@@ -41,17 +43,47 @@ def overwrite(path: Path, at: float, size_bytes: int) -> None:
     path.write_bytes(raw)
 
 
-async def test_a_file_that_is_no_database_is_kept_and_begun_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [HEADER + b"not what it was " * 1000, bytes(5000)])
+async def test_a_file_of_which_nothing_can_be_read_is_kept_and_begun_anew(tmp_path: Path, left: bytes) -> None:
     path = tmp_path / "usage.db"
-    path.write_bytes(b"not what it was " * 1000)
+    path.write_bytes(left)
     async with ledger_of(path) as ledger:
         assert "usage.db.damaged-1" in ledger.damaged
         assert "0 rows" in ledger.damaged
         ledger.add("acme", "", "tiny", Usage(10, 5))
-    assert (tmp_path / "usage.db.damaged-1").read_bytes().startswith(b"not what it was")
+    assert (tmp_path / "usage.db.damaged-1").read_bytes() == left
     async with ledger_of(path) as ledger:
         assert ledger.spent("acme") == 15
         assert ledger.damaged == ""
+
+
+@pytest.mark.parametrize(
+    "content", [b"no", b"[tenants.acme]\nkeys = []\n", b"127.0.0.1 localhost\n" * 500, bytes(2_000_000) + b"a disk"]
+)
+@pytest.mark.parametrize("make", [True, False])
+def test_a_file_that_was_never_a_database_stays_where_it_is(tmp_path: Path, content: bytes, make: bool) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"tenants\.database: .*keys\.toml is a file.*; name another file, or move"):
+        UsageDatabase(str(path)).open(make=make)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["keys.toml"]
+
+
+async def test_a_foreign_file_that_takes_the_place_of_a_database_stays_there(tmp_path: Path) -> None:
+    path, other = tmp_path / "usage.db", tmp_path / "letter.txt"
+    async with ledger_of(path) as ledger:
+        other.write_text("Dear Sir, " * 1000)
+        other.replace(path)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        for _ in range(3):
+            ledger.add("acme", "", "tiny", Usage(10, 5))
+            await ledger.write()
+        assert "not a database" in ledger.fault
+        assert ledger.spent("acme") == 45
+        assert path.read_text().startswith("Dear Sir")
+    assert not (tmp_path / "usage.db.damaged-1").exists()
 
 
 @pytest.mark.parametrize("at", [0.2, 0.5, 0.8])
