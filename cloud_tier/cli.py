@@ -114,9 +114,13 @@ def check(
 ) -> None:
     """Check configuration, keys, weights and GPUs. Exit status 2 names what is wrong."""
     from cloud_tier.plan import make_plan  # noqa: PLC0415 - as above
+    from router.jobs.opening import check_jobs  # noqa: PLC0415
+    from router.tenants.tenancy import check_usage_database  # noqa: PLC0415
 
     with _settings(config, model, (host, port), (tensor_parallel, device, dtype, engine)) as settings:
         plan = make_plan(settings)
+        check_usage_database(settings.tenants)
+        check_jobs(settings.jobs)
     if not as_json:
         _describe(plan)
     reports = asyncio.run(_run_engines(plan, quiet=as_json)) if start_engines else []

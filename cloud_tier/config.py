@@ -208,6 +208,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Check what the types cannot say."""
         check_backends(self.backends)
         check_pipelines(self.pipelines)
+        self.grpc.check_beside(self.server.port, "server.port")
         wait_s, start_s = self.router.max_wait_ms / 1e3, self.scaling.cold_start_s
         if self.scaling.min_replicas == 0 and wait_s < start_s:
             raise ValueError(

@@ -209,6 +209,7 @@ class EdgeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         check_backends(self.backends)
         check_pipelines(self.pipelines)
+        self.grpc.check_beside(self.gateway.port, "gateway.port")
 
     @property
     def certificates(self) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ from router.base.tls import client_context
 from router.decisions.settings import describe
 from router.gateway.check import check_surface
 from router.gateway.listener import bind
+from router.jobs.opening import check_jobs
+from router.tenants.tenancy import check_usage_database
 from router.tracing import otlp as traces
 from router.upstream.backend_check import backend_lines
 from router.wire import load as wire_load
@@ -113,6 +115,8 @@ def check_lines(config: EdgeConfig, root: Path = Path("/")) -> Iterator[str]:
         yield f"grpc      {host}:{config.grpc.beside(port)}, KServe V2"
     if beside:
         yield f"warning   {beside}"
+    check_usage_database(config.tenants)
+    check_jobs(config.jobs)
     shelf = Shelf.open(config.models)
     settings = effective_settings(config.models, match.profile)
     for model in local_models(config.models, match.profile, shelf):

@@ -31,6 +31,7 @@ from sqlalchemy.exc import (
 
 from router.base.errors import ConfigError, OverspillError, in_words
 from router.base.held_file import HeldFile
+from router.base.store_place import file_fault
 from router.jobs.errors import StorageFailed, StorageFull
 from router.jobs.schema import FACTS, METADATA, SCHEMA
 
@@ -103,22 +104,33 @@ class Database:
                     if _claim(connection, place):
                         self._begun()
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
-            raise ConfigError(
-                f"jobs.database: {in_words(error)}; give a URL of SQLAlchemy, and install its driver, such as "
-                "psycopg[binary] for postgresql+psycopg://",
-                param="jobs.database",
-            ) from None
+            raise _no_database(error) from None
         except (SQLAlchemyError, StorageFailed) as error:
             if isinstance(error, StorageFailed) and _is_failing_disk(error):
                 raise
             if isinstance(error, StorageFailed) and _DAMAGED.search(error.message):
                 raise StorageFailed(f"{error.message}; {_REMEDY}", retry_after_s=_RETRY_S) from error
-            why = str(error.orig) if isinstance(error, DBAPIError) else str(error)
-            raise ConfigError(
-                f"jobs.database: cannot use {make_url(self._url).render_as_string()}: {why}; {_REMEDY}",
-                param="jobs.database",
-            ) from None
+            raise _unusable(self._url, error.orig if isinstance(error, DBAPIError) else error) from None
         return engine
+
+    @staticmethod
+    def look(url: str) -> None:
+        """See what `open` would refuse, as far as that can be told without making or changing anything.
+
+        Raises:
+            ConfigError: as `open`.
+        """
+        try:
+            engine = _engine(url)
+            file = Path(engine.url.database or "") if engine.dialect.name == "sqlite" else None
+            if file is None:
+                engine.connect().close()
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise _no_database(error) from None
+        except SQLAlchemyError as error:
+            raise _unusable(url, error.orig if isinstance(error, DBAPIError) else error) from None
+        if file is not None and (why := file_fault(file)):
+            raise _unusable(url, why)
 
     def close(self) -> None:
         """Finish what was begun."""
@@ -156,6 +168,19 @@ class Database:
             if gone:
                 raise StorageFailed(self.fault, retry_after_s=_RETRY_S)
         return self._engine
+
+
+def _no_database(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"jobs.database: {in_words(error)}; give a URL of SQLAlchemy, and install its driver, such as "
+        "psycopg[binary] for postgresql+psycopg://",
+        param="jobs.database",
+    )
+
+
+def _unusable(url: str, why: object) -> ConfigError:
+    shown = make_url(url).render_as_string()
+    return ConfigError(f"jobs.database: cannot use {shown}: {why}; {_REMEDY}", param="jobs.database")
 
 
 def _file_of(engine: Engine) -> HeldFile | None:

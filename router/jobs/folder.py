@@ -28,10 +28,7 @@ def locked(folder: Path) -> IO[str]:
     except OSError as error:
         if error.errno in _FAILING_DISK:
             raise
-        raise ConfigError(
-            f"jobs.dir: cannot write {folder}: {error.strerror}; name a folder that this user may write",
-            param="jobs.dir",
-        ) from None
+        raise unusable(folder, error.strerror or "") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -42,6 +39,12 @@ def locked(folder: Path) -> IO[str]:
     with contextlib.suppress(OSError):  # on a full disk it is a lock all the same
         os.write(lock.fileno(), str(os.getpid()).encode())
     return lock
+
+
+def unusable(folder: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"jobs.dir: cannot write {folder}: {why}; name a folder that this user may write", param="jobs.dir"
+    )
 
 
 def place_of(folder: Path) -> str:

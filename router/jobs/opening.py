@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.base.clock import Clock
 from router.base.credentials import secret
+from router.base.store_place import folder_fault
 from router.jobs.settings import JobsSettings
 
 if TYPE_CHECKING:
@@ -30,3 +32,24 @@ def open_jobs(settings: JobsSettings, clock: Clock, replicas: Replicas, max_line
     return Jobs(
         settings, clock, replicas, database=database, webhook_secret=webhook_secret, max_line_bytes=max_line_bytes
     )
+
+
+def check_jobs(settings: JobsSettings) -> None:
+    """Look at what the jobs of `open_jobs` could not be kept in; makes and changes nothing.
+
+    Raises:
+        ConfigError: the folder or the database cannot be used, or as `open_jobs`.
+    """
+    if not settings.dir:
+        return
+    from router.jobs.database import Database  # noqa: PLC0415 - as above
+    from router.jobs.folder import unusable  # noqa: PLC0415
+    from router.jobs.webhook import key_of  # noqa: PLC0415
+
+    database = secret(settings.database, "jobs.database")
+    key_of(secret(settings.webhook_secret, "jobs.webhook_secret"))
+    folder = Path(settings.dir).expanduser()
+    if why := folder_fault(folder):
+        raise unusable(folder, why)
+    if database:
+        Database.look(database)

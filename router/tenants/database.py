@@ -34,6 +34,7 @@ from sqlalchemy.pool import NullPool
 from router.base.errors import ConfigError, in_words
 from router.base.held_file import HeldFile
 from router.base.host import on_read_only_disk
+from router.base.store_place import file_fault
 from router.tenants.damaged import is_foreign, readable_rows, set_aside, tells_damage
 from router.tenants.used import Counts, UsageKey, UsageRow
 
@@ -101,20 +102,44 @@ class UsageDatabase:
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ConfigError(f"{PARAM}: {in_words(error)}", param=PARAM) from None
         except SQLAlchemyError as error:
-            shown = make_url(self._url).render_as_string()
             why = getattr(error, "orig", None) or error
             if make and (_FAILING.search(str(why)) or self._is_read_only()):
                 return
             if tells_damage(why) and self._is_foreign():
-                raise ConfigError(
-                    f"{PARAM}: {shown} is a file, but no database of SQLite; name another file, or move this one away",
-                    param=PARAM,
-                ) from None
+                raise self._foreign() from None
             if make and not self.damaged and tells_damage(why) and self._begin_anew(str(why)):
                 return
-            raise ConfigError(
-                f"{PARAM}: cannot use {shown}: {why}; name another file, or make its folder", param=PARAM
-            ) from None
+            raise self._unusable(why) from None
+
+    def look(self) -> None:
+        """See what `open` would refuse, as far as that can be told without making or changing anything.
+
+        Raises:
+            ConfigError: as `open`.
+        """
+        try:
+            engine, file = create_engine(self._url), self._file()
+            if file is None:
+                engine.connect().close()
+                return
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise ConfigError(f"{PARAM}: {in_words(error)}", param=PARAM) from None
+        except SQLAlchemyError as error:
+            raise self._unusable(getattr(error, "orig", None) or error) from None
+        if why := file_fault(file):
+            raise self._unusable(why)
+        if self._is_foreign():
+            raise self._foreign()
+
+    def _unusable(self, why: object) -> ConfigError:
+        shown = make_url(self._url).render_as_string()
+        return ConfigError(f"{PARAM}: cannot use {shown}: {why}; name another file, or make its folder", param=PARAM)
+
+    def _foreign(self) -> ConfigError:
+        return ConfigError(
+            f"{PARAM}: {self._file()} is a file, but no database of SQLite; name another file, or move this one away",
+            param=PARAM,
+        )
 
     def _expect_usage(self) -> None:
         """See that the table is there; a mistyped name is no month without usage.

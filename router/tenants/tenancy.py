@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import TracebackType
 from prometheus_client import CollectorRegistry
 
 from router.base.clock import Clock
+from router.base.credentials import resolved
 from router.base.errors import RateLimited
 from router.base.timers import end
 from router.tenants.certificate import certificate_digest, is_within, networks_of
@@ -173,6 +175,19 @@ class Tenancy:
             )
         found.reconfigure(limits, self._clock.now_s())
         return found
+
+
+def check_usage_database(settings: TenantSettings) -> None:
+    """Look at what `open_tenancy`'s tenants could not keep usage in; makes and changes nothing.
+
+    Raises:
+        ConfigError: the database cannot be used; names the remedy.
+    """
+    database = resolved(settings.database, "tenants.database", os.environ)
+    if database:
+        from router.tenants.database import UsageDatabase  # noqa: PLC0415 - as below
+
+        UsageDatabase(database).look()
 
 
 def open_tenancy(keys: KeySources, settings: TenantSettings, database: str, clock: Clock) -> Tenancy:

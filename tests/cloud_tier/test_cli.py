@@ -138,3 +138,21 @@ def test_without_torch_the_extra_is_named_before_anything_starts(tmp_path: Path,
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "needs the extra `cloud`: torch cannot be imported; run: pip install " in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("tables", "named"),
+    [
+        ('[jobs]\ndir = "{tmp}/cloud.toml"', "jobs.dir: cannot write"),
+        ('[tenants]\ndatabase = "{tmp}/cloud.toml"', "tenants.database"),
+        ("[server]\nport = 8700\n[grpc]\nenabled = true\nport = 8700", "grpc.port = 8700 is server.port too"),
+    ],
+)
+def test_check_refuses_what_serve_would(tmp_path: Path, tables: str, named: str) -> None:
+    config = tmp_path / "cloud.toml"
+    config.write_text(tables.replace("{tmp}", str(tmp_path)))
+    folder = toy_model_directory(tmp_path / "toy")
+    done = _overspill("check", "--config", str(config), "--model", str(folder), "--device", "cpu")
+    assert (done.returncode, named in done.stderr) == (2, True), done.stderr
+    assert config.read_text() == tables.replace("{tmp}", str(tmp_path))

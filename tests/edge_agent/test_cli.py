@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edge_agent.cli import app
-from edge_agent.config import EdgeConfig
+from edge_agent.config import EdgeConfig, load_config
 from edge_agent.report import check_as_json, check_lines
 from router.base.errors import ConfigError
 from tests.support.paths import REPOSITORY
@@ -168,3 +168,48 @@ def test_the_files_of_the_fleet_are_tried(world: TinyWorld, tmp_path: Path) -> N
         with pytest.raises(ConfigError) as refusal:
             checked(fleet(**more))
         assert param in {None, refusal.value.param}
+
+
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ({"jobs": {"dir": "{tmp}/file"}}, "jobs.dir: cannot write .*/file: .*no folder"),
+        ({"jobs": {"dir": "{tmp}/jobs", "database": "nonsense"}}, "jobs.database: .*URL"),
+        ({"jobs": {"dir": "{tmp}/jobs", "database": "nosuch://host/db"}}, "jobs.database: .*install its driver"),
+        ({"jobs": {"dir": "{tmp}/jobs", "database": "sqlite:///{tmp}"}}, "jobs.database: cannot use .* is a folder"),
+        ({"jobs": {"dir": "{tmp}/jobs", "database": "env:NO_SUCH_VARIABLE"}}, "jobs.database: .*NO_SUCH_VARIABLE"),
+        ({"tenants": {"database": "{tmp}"}}, "tenants.database: cannot use .* is a folder"),
+        ({"tenants": {"database": "{tmp}/no/usage.db"}}, "tenants.database: cannot use .*/no is no folder"),
+        ({"tenants": {"database": "{tmp}/file"}}, "tenants.database: .*/file is a file, but no database"),
+        ({"tenants": {"database": "nosuch://host/db"}}, "tenants.database: .*nosuch"),
+        ({"tenants": {"database": "env:NO_SUCH_VARIABLE"}}, "tenants.database: .*NO_SUCH_VARIABLE"),
+    ],
+)
+def test_stores_that_run_would_refuse_are_refused(
+    world: TinyWorld, tmp_path: Path, tables: dict[str, dict[str, str]], says: str
+) -> None:
+    (tmp_path / "file").write_text("a letter")
+    filled = {
+        table: {key: value.replace("{tmp}", str(tmp_path)) for key, value in keys.items()}
+        for table, keys in tables.items()
+    }
+    with pytest.raises(ConfigError, match=says):
+        checked(world.config(**filled))
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_stores_that_are_not_there_yet_are_good_and_not_made(world: TinyWorld, tmp_path: Path) -> None:
+    stores = {"jobs": {"dir": str(tmp_path / "deep" / "jobs")}, "tenants": {"database": str(tmp_path / "usage.db")}}
+    assert checked(world.config(**stores)).endswith("ok")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("gateway", "grpc", "says"),
+    [(8600, {"port": 8600}, "grpc.port = 8600 is gateway.port too"), (65_535, {}, "none after gateway.port = 65535")],
+)
+def test_grpc_needs_a_port_of_its_own(tmp_path: Path, gateway: int, grpc: dict[str, int], says: str) -> None:
+    config = tmp_path / "edge.toml"
+    config.write_text(f"[grpc]\nenabled = true\n{''.join(f'port = {port}' for port in grpc.values())}\n")
+    with pytest.raises(ConfigError, match=says):
+        load_config(config, environ={"OVERSPILL_EDGE__GATEWAY__PORT": str(gateway)})
