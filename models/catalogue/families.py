@@ -298,7 +298,9 @@ def load_catalogue(extra: Path | None = None) -> Catalogue:
     families = []
     for directory in directories:
         if not directory.is_dir():
-            raise ConfigError(f"the catalogue directory {directory} does not exist; see {CATALOGUE_VARIABLE}")
+            what = "is no folder" if directory.exists() else "does not exist"
+            named = "models.catalogue" if directory is extra else CATALOGUE_VARIABLE
+            raise ConfigError(f"the catalogue directory {directory} {what}; see {named}")
         families += [load(path, Family) for path in sorted(directory.glob("*.toml"))]
     return Catalogue(families)
 

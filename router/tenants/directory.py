@@ -193,5 +193,5 @@ def _read(path: Path) -> tuple[Stamp, KeysFile]:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         remedy = f"; `overspill cloud keys add NAME --file {path}` makes it" if missing else ""
-        raise ConfigError(f"cannot read {path}: {error.strerror}{remedy}", param=PARAM) from None
+        raise ConfigError(f"{PARAM}: cannot read {path}: {error.strerror}{remedy}", param=PARAM) from None
     return stamp, decode(raw, str(path))

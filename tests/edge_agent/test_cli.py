@@ -213,3 +213,12 @@ def test_grpc_needs_a_port_of_its_own(tmp_path: Path, gateway: int, grpc: dict[s
     config.write_text(f"[grpc]\nenabled = true\n{''.join(f'port = {port}' for port in grpc.values())}\n")
     with pytest.raises(ConfigError, match=says):
         load_config(config, environ={"OVERSPILL_EDGE__GATEWAY__PORT": str(gateway)})
+
+
+def test_the_key_of_a_path_that_is_of_the_wrong_kind_is_named(world: TinyWorld, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("a letter")
+    with pytest.raises(ConfigError, match=r"file is no folder; see models\.catalogue"):
+        checked(world.config(models={"catalogue": str(file)}))
+    with pytest.raises(ConfigError, match="keys_file: cannot read"):
+        checked(world.config(gateway={"keys_file": str(tmp_path)}))
