@@ -69,11 +69,6 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ValueError("webhook_url needs webhook_secret: what is sent there is signed")
         if self.database and not self.dir:
             raise ValueError("database needs dir too: without a folder for files there are no jobs")
-        if self.max_file_mbytes > self.max_mbytes:
-            raise ValueError(
-                f"max_file_mbytes = {self.max_file_mbytes} is above max_mbytes = {self.max_mbytes}, which all files "
-                "share: lower the one, or raise the other"
-            )
 
 
 def window_s(text: str) -> int:
