@@ -18,7 +18,7 @@ from router.values.answer import Answer
 from router.values.prompt import ChatPrompt, Input
 from router.values.request import ApiRequest
 from router.values.usage import Usage
-from router.wire.names import DEGRADED
+from router.wire.names import DEGRADED, HOPS
 from router.wire.openai.brief import BriefEncoder
 from router.wire.openai.calls import AnswerCalls
 from router.wire.openai.logprobs import LogprobEncoder
@@ -118,7 +118,7 @@ class Generation:
         )
 
     def _encoder(self, answer: Answer, index: int = 0) -> Encoder:
-        call, head, calls = self._call, self._head(answer), _calls_of(self._call)
+        call, head, calls = self._call, self._head(answer), self._calls()
         if call.brief and len(self._parts) == 1:
             return BriefEncoder(head, calls)
         return EventEncoder(
@@ -141,15 +141,16 @@ class Generation:
             whole.finish_reason,
             None if extras.logprobs is None else extras.logprobs.encode(told),
             model=None if variant == first.route.variant else variant,
-            calls=_calls_of(self._call),
+            calls=self._calls(),
             reasoning=whole.reasoning,
             stop=whole.stop,
         )
 
-
-def _calls_of(request: ApiRequest) -> AnswerCalls | None:
-    """Return what reads the calls of an answer, None where it can have none."""
-    prompt = request.prompt
-    if not isinstance(prompt, ChatPrompt) or prompt.tools is None or not prompt.tools.callable:
-        return None
-    return AnswerCalls(request.continuation, legacy=request.legacy_functions, customs=request.custom_tools)
+    def _calls(self) -> AnswerCalls | None:
+        """Return what reads the calls of an answer, None where it can have none."""
+        call = self._call
+        if not isinstance(call.prompt, ChatPrompt) or call.prompt.tools is None or not call.prompt.tools.callable:
+            return None
+        # A tier's beginning is an answer that its client has seen so far; anybody else's, nobody was told as calls.
+        told = HOPS in self._context.headers
+        return AnswerCalls(call.continuation, told=told, legacy=call.legacy_functions, customs=call.custom_tools)

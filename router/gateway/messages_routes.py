@@ -71,5 +71,5 @@ def _encoder(context: RequestContext, request: ApiRequest, call: MessagesCall, a
     veiled = told and thinking is not None and thinking.display == "omitted"
     head = MessageHead(context.request_id or "", answer.route.variant, thoughts=told, veiled=veiled)
     tools = prompt.tools if isinstance(prompt, ChatPrompt) else None
-    calls = CallReader.behind(request.continuation) if tools is not None and tools.callable else None
+    calls = CallReader.prefilled(request.continuation) if tools is not None and tools.callable else None
     return MessageEncoder(head, calls)

@@ -34,8 +34,10 @@ class CallReader:
         self._mode = _Mode.CONTENT if style.opener else _Mode.START
         self._held = ""
         self._skip = 0  # of what is held: told before
+        self._opener_told = False
         self._since: str | None = None  # the opener of a call that has no arguments yet, and what follows it
         self._object = _Object()
+        self._untold: list[str | CallDelta] = []  # of a call that a caller began
         self.calls = 0
 
     @classmethod
@@ -43,7 +45,19 @@ class CallReader:
         """Return a reader of what follows text that was told before."""
         reader = cls(style)
         reader.feed(said)
-        reader._skip = len(reader._held)
+        reader._skip_held()
+        return reader
+
+    @classmethod
+    def prefilled(cls, said: str, style: CallStyle = CANONICAL) -> CallReader:
+        """Return a reader of what follows a beginning by the caller's own hand, who is told the call begun there."""
+        reader = cls(style)
+        found = [piece for piece in reader.feed(said) if isinstance(piece, CallDelta)]
+        reader._skip_held()
+        if reader._is_open:
+            last = reader.calls - 1
+            reader._untold += [replace(piece, index=0) for piece in found if piece.index == last]
+        reader.calls = len(reader._untold)
         return reader
 
     def feed(self, text: str) -> list[str | CallDelta]:
@@ -51,17 +65,20 @@ class CallReader:
         self._held += text
         if self._since is not None:
             self._since += text
-        out: list[str | CallDelta] = []
+        out, self._untold = self._untold, []
         while self._step(out):
             pass
         return _joined(out)
 
     def finish(self) -> list[str | CallDelta]:
         """Return what was held back, at the end."""
+        out, self._untold = self._untold, []
         held, self._held = self._held, ""
         if self._mode is _Mode.OBJECT:
-            return [] if self._object.name else [self._object.raw]
-        return [held] if held and self._mode in (_Mode.CONTENT, _Mode.START) else []
+            rest = "" if self._object.name else self._object.unread
+        else:
+            rest = held[self._skip :] if self._mode in (_Mode.CONTENT, _Mode.START) else ""
+        return [*out, rest] if rest else out
 
     @property
     def unfinished(self) -> str:
@@ -83,6 +100,21 @@ class CallReader:
         if self._mode is _Mode.BETWEEN and self.calls:
             return CLOSE[len(self._held.lstrip()) :]
         return ""
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the last call that was read is not closed."""
+        if self._mode is _Mode.OBJECT:
+            return bool(self._object.name)
+        return self._mode is _Mode.BETWEEN and self._since is None and self.calls > 0
+
+    def _skip_held(self) -> None:
+        """Take what was read so far as told."""
+        if self._mode in (_Mode.CONTENT, _Mode.START):
+            self._skip = len(self._held)
+        elif self._mode is _Mode.OBJECT:
+            self._object.known = len(self._object.raw)
+        self._opener_told = self._since is not None
 
     def _step(self, out: list[str | CallDelta]) -> bool:
         """Do one thing; whether there is more to do with what is held."""
@@ -106,6 +138,8 @@ class CallReader:
         if not text:
             return False
         self._mode = _Mode.BETWEEN if text[0] == "{" else _Mode.PLAIN
+        if self._mode is _Mode.BETWEEN:
+            self._skip = 0
         return True
 
     def _read_content(self, out: list[str | CallDelta]) -> bool:
@@ -128,7 +162,7 @@ class CallReader:
         return False
 
     def _open(self) -> None:
-        self._mode, self._skip = _Mode.BETWEEN, 0
+        self._mode, self._skip, self._opener_told = _Mode.BETWEEN, 0, False
         self._since = self._style.opener + self._held
 
     def _read_between(self, out: list[str | CallDelta]) -> bool:
@@ -163,7 +197,8 @@ class CallReader:
             self._held = brace + rest
             return True
         self._mode = _Mode.CONTENT if self._style.opener else _Mode.PLAIN
-        out.append(self._style.opener)
+        if not self._opener_told:
+            out.append(self._style.opener)
         return self._read_content(out)
 
     def _read_object(self, out: list[str | CallDelta]) -> bool:
@@ -178,7 +213,7 @@ class CallReader:
         if not read.done:
             return False
         if not read.name:
-            out.append(read.raw)
+            out.append(read.unread)
             self._mode = _Mode.CONTENT if self._style.opener else _Mode.PLAIN
             return bool(self._held)
         self._mode = _Mode.BETWEEN
@@ -229,6 +264,7 @@ class _Object:
         self.name = name
         self.news_of_name = bool(name)
         self.raw = ""
+        self.known = 0  # of it
         self.done = False
         self._bare = bool(name)
         self._depth = 0
@@ -266,6 +302,11 @@ class _Object:
         found = "".join(self._arguments)
         self._arguments.clear()
         return found
+
+    @property
+    def unread(self) -> str:
+        """Its text, but for what was known before."""
+        return self.raw[self.known :]
 
     @property
     def _streams(self) -> bool:

@@ -47,8 +47,22 @@ class CallWriter:
         head = f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": '
         unfinished, self._unfinished = self._unfinished, ""
         self._tail = f"}}\n{CLOSE}"
-        return before + (head.removeprefix(unfinished))
+        return before + _behind(unfinished, head)
 
     def _said(self, text: str) -> str:
         self._blank = self._blank and not text
         return text
+
+
+def _behind(begun: str, head: str) -> str:
+    """Return the rest of `head`, whatever blanks its beginning has; all of it where it begins otherwise."""
+    at = 0
+    for character in begun:
+        if character.isspace():
+            continue
+        while head[at : at + 1].isspace():
+            at += 1
+        if head[at : at + 1] != character:
+            return head
+        at += 1
+    return head[at:].lstrip() if begun[-1:].isspace() else head[at:]

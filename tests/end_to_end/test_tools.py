@@ -108,10 +108,20 @@ def test_a_call_that_one_tier_began_the_other_ends(stack: Stack, client: openai.
     other = stack.cloud_url if tier == "edge" else stack.edge_url
     body = {**BASE, "messages": [*ASKED, {"role": "assistant", "content": said}], "tool_choice": named}
     body |= {"continue_final_message": True, "add_generation_prompt": False}
-    headers = {"authorization": f"Bearer {API_KEY}", **PATIENT}
+    headers = {"authorization": f"Bearer {API_KEY}", "x-overspill-hops": "1", **PATIENT}
     reply = httpx.post(f"{other}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
     (choice,) = reply["choices"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("said", ["<tool_call>\n", '<tool_call>\n{"name": "get_weather", '])
+def test_a_call_that_a_client_began_is_told_whole(client: openai.OpenAI, said: str) -> None:
+    body = {**BASE, "messages": [*ASKED, {"role": "assistant", "content": said}], "parallel_tool_calls": False}
+    extra = {"continue_final_message": True, "add_generation_prompt": False}
+    choice = client.chat.completions.create(**body, extra_body=extra).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (bool(call.id), choice.finish_reason) == (True, "tool_calls")
+    arguments(call)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,15 @@ class AnswerCalls:
     """Reads one answer.
 
     Args:
-        said: text of it that was told before.
+        said: its beginning; told: the reader of this answer was told the calls in it, as a tier below ours was.
         legacy: calls are told as `function_call`.
         customs: tools whose calls are told as text.
     """
 
-    def __init__(self, said: str = "", *, legacy: bool = False, customs: frozenset[str] = frozenset()) -> None:
-        self._reader = CallReader.behind(said)
+    def __init__(
+        self, said: str = "", *, told: bool = False, legacy: bool = False, customs: frozenset[str] = frozenset()
+    ) -> None:
+        self._reader = CallReader.behind(said) if told else CallReader.prefilled(said)
         self._legacy = legacy
         self._customs = customs
         self._texts: dict[int, CustomText] = {}

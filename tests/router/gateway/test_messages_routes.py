@@ -253,6 +253,38 @@ async def test_an_answer_goes_on_from_the_assistants_last_turn() -> None:
     assert (asked.continuation, [turn.role for turn in asked.prompt.messages]) == ("one two", ["user"])
 
 
+@pytest.mark.parametrize("cut", [12, 14, 24, 31, 50, len(CALL) - 14, len(CALL) - 3])
+async def test_a_call_that_the_assistants_last_turn_began_is_told_whole(cut: int) -> None:
+    sent = body(tools=[WEATHER])
+    sent["messages"].append({"role": "assistant", "content": CALL[:cut]})
+    rest = [TokenChunk(CALL[at : at + 5]) for at in range(cut, len(CALL), 5)]
+    found = (await ask(Scripted(*rest, ended()), sent)).json()
+    (block,) = found["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {"city": "Ulm"})
+    assert found["stop_reason"] == "tool_use"
+    events = await streamed(Scripted(*rest, ended()), sent)
+    (begun,) = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert (begun["name"], bool(begun["id"])) == ("weather", True)
+    deltas = [event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta"]
+    assert json.loads("".join(deltas)) == {"city": "Ulm"}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize(
+    ("rest", "kinds", "reason"),
+    [("", [], "end_turn"), ("\nDone.", ["text"], "end_turn"), ("\n" + CALL, ["tool_use"], "tool_use")],
+)
+async def test_behind_a_finished_call_the_answer_goes_on(rest: str, kinds: list[str], reason: str) -> None:
+    sent = body(tools=[WEATHER])
+    sent["messages"].append({"role": "assistant", "content": CALL})
+    script = ended(rest)
+    found = (await ask(Scripted(script), sent)).json()
+    assert ([block["type"] for block in found["content"]], found["stop_reason"]) == (kinds, reason)
+    events = await streamed(Scripted(script), sent)
+    assert [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"] == kinds
+    assert events[-2]["delta"]["stop_reason"] == reason
+
+
 @pytest.mark.parametrize(
     ("thinking", "blocks"),
     [

@@ -16,6 +16,7 @@ from router.base.errors import ReplicaBroken
 from router.gateway.sse import EventStream
 from router.values.chunk import FinishReason, TokenChunk
 from router.values.request import InferenceRequest
+from router.values.tool_calls import call_text
 from tests.support.gateway_fakes import FAMILY, replica_info
 from tests.support.tiers import WORDS, Reciter, Tier, chain, linked
 from tests.support.waiting import until
@@ -89,6 +90,38 @@ async def test_an_answer_that_the_edge_began_is_continued_in_the_cloud() -> None
         if small.requests or best.requests[0].continuation:
             assert best.requests[0].continuation == "one two"
     assert reply.choices[0].message.content == " ".join(WORDS)
+
+
+@pytest.mark.parametrize("model", ["tiny-fp32", "tiny-int8"], ids=["through both tiers", "on the edge"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("cut", [14, 24, 30, 45, 60])
+async def test_a_call_that_a_client_began_is_told_it_whole(model: str, cut: int, *, stream: bool) -> None:
+    """Unlike one that a tier began: its client was told of the call, and the rest alone is news."""
+    text = call_text("weather", '{"city": "Ulm"}')
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    begun = [*ASK["messages"], {"role": "assistant", "content": text[:cut]}]
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
+
+    async def ends(request: InferenceRequest) -> AsyncGenerator[TokenChunk, None]:
+        for at in range(len(request.continuation), len(text), 4):
+            yield TokenChunk(text[at : at + 4])
+        yield TokenChunk("", finish_reason=FinishReason.STOP)
+
+    async with chain() as (edge, _, small, best), sdk(edge) as client:
+        small.generate = best.generate = ends
+        asked: dict[str, Any] = {"model": model, "messages": begun, "tools": [tool], "stream": stream}
+        reply = await client.chat.completions.create(**asked, extra_body=continued)
+        if stream:
+            choices = [chunk.choices[0] async for chunk in reply if chunk.choices]
+            calls = [call for choice in choices for call in choice.delta.tool_calls or []]
+            assert [bool(call.id and call.function.name) for call in calls] == [True] + [False] * (len(calls) - 1)
+            told, reason = "".join(call.function.arguments or "" for call in calls), choices[-1].finish_reason
+            assert (calls[0].index, calls[0].function.name) == (0, "weather")
+        else:
+            (call,) = reply.choices[0].message.tool_calls
+            assert (bool(call.id), call.function.name) == (True, "weather")
+            told, reason = call.function.arguments, reply.choices[0].finish_reason
+        assert (json.loads(told), reason) == ({"city": "Ulm"}, "tool_calls")
 
 
 @pytest.mark.slow

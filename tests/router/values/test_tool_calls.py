@@ -129,3 +129,48 @@ def test_events_without_text_end_no_call() -> None:
     pieces = [CallDelta(0, "f"), CallDelta(0, "", '{"a"'), CallDelta(0, "", ": 1}")]
     written = "".join(writer.write(["", piece]) for piece in pieces) + writer.write([""]) + writer.finish()
     assert written == call_text("f", '{"a": 1}')
+
+
+@given(st.integers(0, 200), st.sets(st.integers(0, 200)))
+def test_of_a_beginning_by_the_callers_own_hand_the_open_call_is_told(cut: int, cuts: set[int]) -> None:
+    first, second = call_text("f", json.dumps(WEATHER[1])), call_text("g", "{}")
+    whole = f"Well.\n{first}\n{second}"
+    closed = len("Well.\n" + first)
+    said, rest = whole[:cut], whole[cut:]
+    reader, pieces, start = CallReader.prefilled(said), [], 0
+    for at in [*sorted(each for each in cuts if each < len(rest)), len(rest)]:
+        pieces += reader.feed(rest[start:at])
+        start = at
+    pieces += reader.finish()
+    left = [("f", WEATHER[1]), ("g", {})][0 if cut < closed else 1 if cut < len(whole) else 2 :]
+    assert gathered(pieces) == ("Well."[cut:], left)
+    assert reader.calls == len(left)
+
+
+@pytest.mark.parametrize(
+    ("said", "rest", "text", "calls"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1', "", "", 1),  # the answer ends at once
+        (f"{call_text('f', '{}')}", "", "", 0),
+        (f"{call_text('f', '{}')}"[:-4], "all>\nIt is sunny.", "\nIt is sunny.", 1),
+        (f"{call_text('f', '{}')}\n<tool", " is sunny", " is sunny", 0),
+        ("a <tool", "", "", 0),
+        ('<tool_call>\n{"na', 'me": 3}\nHm', 'me": 3}\nHm', 0),
+        ("<tool_call>\n", "Hm", "Hm", 0),
+    ],
+)
+def test_what_a_caller_wrote_is_not_told_to_it(said: str, rest: str, text: str, calls: int) -> None:
+    reader = CallReader.prefilled(said)
+    pieces = reader.feed(rest) + reader.finish()
+    assert "".join(piece for piece in pieces if isinstance(piece, str)) == text
+    assert reader.calls == calls == sum(bool(piece.name) for piece in pieces if isinstance(piece, CallDelta))
+
+
+@pytest.mark.parametrize(
+    "begun", ['<tool_call>{"name":"f",', '<tool_call>\n{ "name" : "f", "argu', '<tool_call>\n{"name":"f']
+)
+def test_a_call_that_was_begun_with_other_blanks_goes_on_where_it_stands(begun: str) -> None:
+    writer = CallWriter(begun)
+    name = [] if CallReader.behind(begun).begun else [CallDelta(0, "f")]
+    written = begun + writer.write([*name, CallDelta(0, "", '{"a": 1}')]) + writer.finish()
+    assert gathered(read(CANONICAL, written, set())) == ("", [("f", {"a": 1})])
