@@ -140,3 +140,19 @@ def test_what_is_wrong_is_named(client: openai.OpenAI, fields: dict[str, Any], p
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**{**BASE, **fields})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("locality", ["any", "cloud-only"])
+def test_a_schema_that_nests_too_deep_is_named_wherever_it_goes(edge: openai.OpenAI, locality: str) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    schema: Any = {"type": "json_schema", "json_schema": {"name": "deep", "schema": deep}}
+    asked: list[dict[str, Any]] = [{"tools": [tool]}, {"tools": None, "response_format": schema}]
+    for fields in asked:
+        sent = {name: value for name, value in {**BASE, **fields}.items() if value is not None}
+        with pytest.raises(openai.BadRequestError) as refused:
+            edge.chat.completions.create(**sent, extra_headers={"x-overspill-locality": locality})
+        assert refused.value.param == ("tools" if "tools" in sent else "response_format.json_schema.schema")
+        assert "levels, at most 64 are compiled" in refused.value.message

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import orjson
+
 from router.values.constraint import ANY_OBJECT, Constraint, ConstraintKind
 from router.values.feature import FEATURE_OF, Feature
 
@@ -27,7 +29,11 @@ def lacking(spellings: Spellings) -> frozenset[Feature]:
 def _response_format(constraint: Constraint) -> dict[str, object]:
     if constraint.source == ANY_OBJECT and not constraint.name:
         return {"response_format": {"type": "json_object"}}
-    schema = {"name": constraint.name or "answer", "schema": json.loads(constraint.source), "strict": constraint.strict}
+    return _json_schema(constraint, json.loads(constraint.source))
+
+
+def _json_schema(constraint: Constraint, source: object) -> dict[str, object]:
+    schema = {"name": constraint.name or "answer", "schema": source, "strict": constraint.strict}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
@@ -35,7 +41,9 @@ def _as_asked(constraint: Constraint) -> dict[str, object]:
     """Return a schema under the field that it came in, which an error then names."""
     if constraint.param.startswith(("structured_outputs", "guided")):
         return {"structured_outputs": {"json": constraint.source}}
-    return _response_format(constraint)
+    if constraint.source == ANY_OBJECT:
+        return _response_format(constraint)
+    return _json_schema(constraint, orjson.Fragment(constraint.source))  # any depth: who compiles it says its limit
 
 
 def _structured_outputs(name: str) -> Spelling:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import orjson
 
 from router.values.call_writer import CallWriter
@@ -58,7 +56,7 @@ def tool_fields(prompt: ChatPrompt, *, strict: bool) -> dict[str, object]:
 
 
 def _function(tool: Tool, *, strict: bool) -> dict[str, object]:
-    function: dict[str, object] = {"name": tool.name, "parameters": json.loads(tool.parameters)}
+    function: dict[str, object] = {"name": tool.name, "parameters": orjson.Fragment(tool.parameters)}
     if tool.description:
         function["description"] = tool.description
     if strict:

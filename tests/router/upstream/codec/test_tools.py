@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from router.upstream.codec.dialect import DIALECTS, OVERSPILL, Dialect
 from router.upstream.codec.openai import encode_request
+from router.values.constraint import Constraint, ConstraintKind
 from router.values.prompt import ChatPrompt, Message
 from router.values.request import InferenceRequest, Objective
 from router.values.sampling import SamplingParams
@@ -48,3 +50,14 @@ def test_what_was_called_and_what_came_of_it_is_sent() -> None:
         {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
     ]
     assert body["messages"][2] == {"role": "tool", "content": "clear", "tool_call_id": "c1"}
+
+
+def test_a_schema_goes_on_however_deep_it_nests() -> None:
+    """Whoever compiles it names the field and the limit."""
+    deep = '{"properties":{"a":' * 300 + "{}" + "}}" * 300
+    (tool,) = told(OVERSPILL, Tools((Tool("f", "", deep),)))["tools"]
+    constraint = Constraint(ConstraintKind.JSON_SCHEMA, deep, param="response_format.json_schema.schema")
+    wanted = OVERSPILL.constraints[constraint.kind](constraint)["response_format"]
+    schema = json.loads(orjson.dumps(wanted))["json_schema"]["schema"]
+    for found in (tool["function"]["parameters"], schema):
+        assert json.dumps(found, separators=(",", ":")) == deep
