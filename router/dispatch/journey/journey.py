@@ -105,6 +105,7 @@ class Journey:
         self._prompt_tokens: int | None = None
         self._cached_tokens: int | None = None
         self._text: list[str] = []
+        self._family = ""  # of who answered
         self._passed = False  # a piece of a reply that nobody else can go on with
         self._run: HedgedRun | None = None
         most, told = dispatcher.settings.max_attempts, request.attempts_left
@@ -274,6 +275,7 @@ class Journey:
     def take(self, attempt: Attempt, chunk: TokenChunk, origin: Origin | None, now_s: float) -> None:
         """Count a chunk that goes to the caller."""
         if attempt.first_at_s is None:
+            self._family = attempt.info.family
             self.degraded = self.degraded or attempt.choice.degraded or (origin is not None and origin.degraded)
             if self.route is None:
                 self.route = self._route(attempt, origin)
@@ -391,7 +393,10 @@ class Journey:
         return error
 
     def _broken(self, error: OverspillError) -> ReplicaBroken:
-        return ReplicaBroken(f"the answer broke off after {self.tokens} tokens, nobody can finish it: {error.message}")
+        told = f"the answer broke off after {self.tokens} tokens, nobody can finish it: {error.message}"
+        if self._family not in ("", self.request.model):  # the caller named one variant
+            told += f"; ask for `{self._family}`, which other variants may finish, or send it again"
+        return ReplicaBroken(told)
 
 
 def _cap_of(attempt: Attempt, origin: Origin | None) -> int | None:

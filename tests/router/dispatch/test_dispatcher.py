@@ -357,6 +357,17 @@ async def test_local_only_never_leaves_under_failover():
         w.nothing_is_held()
 
 
+@pytest.mark.parametrize("model", ["tiny-fp32", FAMILY])
+async def test_an_answer_of_one_variant_that_breaks_off_says_who_could_have_finished_it(model):
+    async with world() as w:
+        for replica in w.all:
+            replica.faults = [("break", 2)] + ["crash"] * 9
+        with pytest.raises(ReplicaBroken, match="nobody can finish it") as broke:
+            await w.clock.run(w.ask(max_tokens=20, model=model))
+        remedy = f"; ask for `{FAMILY}`, which other variants may finish, or send it again"
+        assert broke.value.message.endswith(remedy) == (model != FAMILY)
+
+
 async def test_when_nobody_can_begin_the_caller_gets_a_time_to_come_back():
     async with world() as w:
         for replica in w.all:
